@@ -132,6 +132,23 @@ typedef enum kvasir_hit {
 /* "miss", "exact", "prefix", "supersequence", "common_prefix" */
 KVASIR_API const char *kvasir_hit_text(kvasir_hit hit);
 
+/* Why no more of a prompt came from stored prefixes. */
+typedef enum kvasir_miss {
+    KVASIR_MISS_NOTHING,       /* all did, but the last token, which is always computed */
+    KVASIR_MISS_NOT_LOOKED_UP, /* prefixes are not kept, or the request continues a prompt cache */
+    KVASIR_MISS_NEW,           /* the next token was never stored after those before; or long ago */
+    KVASIR_MISS_EVICTED,       /* the next page was stored and had to make room lately */
+    KVASIR_MISS_EXPIRED,       /* the next page was stored for a time that is over */
+    /* The tokens are stored, and something that the next one needs is not: */
+    KVASIR_MISS_WINDOW,  /* pages of layers with a window, which made room */
+    KVASIR_MISS_STATE,   /* the state of recurrent layers at this length */
+    KVASIR_MISS_FORMATS, /* a page in the formats of running requests: it is stored in others */
+    KVASIR_MISS_KINDS
+} kvasir_miss;
+/* "nothing", "not_looked_up", "never_seen", "evicted", "expired", "window_dropped", "no_state",
+ * "other_formats" */
+KVASIR_API const char *kvasir_miss_text(kvasir_miss why);
+
 enum { KVASIR_TOP_LOGPROBS_MAX = 20 };
 typedef struct kvasir_token_logprob {
     int32_t token;
@@ -160,10 +177,15 @@ typedef struct kvasir_event {
     const kvasir_error *error; /* KVASIR_FINISH_ERROR */
     uint64_t cache_bytes;      /* of the choice's pages and states at its end, shared ones, too */
     bool last;                 /* the last event of this request */
+    /* From START on: how many of the prompt's first tokens were stored, used or not; why no more
+     * were used; and which token follows them where they are stored, -1: none. */
+    uint32_t common_tokens;
+    kvasir_miss why;
+    int32_t other_token;
 } kvasir_event;
 /* Called on the engine's thread, which waits meanwhile: copy what is needed and return. It may call
  * kvasir_engine_cancel, but not submit or destroy. */
-enum { KVASIR_WEIGHT_MAX = 1000 };
+enum { KVASIR_WEIGHT_MAX = 1000, KVASIR_TTL_MAX = 10 * 365 * 24 * 3600 };
 
 typedef void kvasir_event_fn(void *user, const kvasir_event *event);
 
@@ -202,6 +224,16 @@ typedef struct kvasir_request {
      * requests it has. */
     uint64_t tenant;
     uint32_t weight; /* of the tenant from now on, at most KVASIR_WEIGHT_MAX; 0: 1 */
+    /* What the request stores is not found any more, neither in memory nor in a store below it,
+     * after so many seconds, counted from its end at the latest; 0: no limit. A page that another
+     * request stores, too, lives as long as the longer of both. */
+    uint64_t ttl_seconds; /* at most KVASIR_TTL_MAX */
+    /* It finds stored prefixes; nothing that it computes is stored anywhere. After a preemption it
+     * is computed again. Not together with the two others. */
+    bool no_store;
+    /* What it stores, and the prefix that it found, make room in memory after all else: as long as
+     * such prefixes take at most half of cache_memory_bytes. kvasir_engine_forget ends that. */
+    bool pin;
 } kvasir_request;
 KVASIR_API void kvasir_request_init(kvasir_request *request, size_t struct_size,
                                     size_t sampling_size);
@@ -222,6 +254,42 @@ KVASIR_API void kvasir_engine_cancel(kvasir_engine *engine, uint64_t id);
 /* From any thread: forgets stored prefixes that no running sequence uses, of one salt, or all if
  * NULL. */
 KVASIR_API void kvasir_engine_forget(kvasir_engine *engine, const char *salt);
+
+/* What memory no longer has: stored prompts, their tokens, and bytes of the budget. */
+typedef struct kvasir_forgotten {
+    uint64_t entries, tokens, bytes;
+} kvasir_forgotten;
+typedef void kvasir_forgotten_fn(void *user, const kvasir_forgotten *what);
+/* The same for n salts (0: all). Calls fn on the engine's thread once memory has forgotten, when
+ * the current step has ended; stores below it do so next. The salts are borrowed until then.
+ * KVASIR_ERR_MEMORY: nothing is forgotten, fn is not called. */
+KVASIR_API kvasir_status kvasir_engine_forget_counted(kvasir_engine *engine,
+                                                      const char *const *salts, size_t n,
+                                                      kvasir_forgotten_fn *fn, void *user,
+                                                      kvasir_error *err);
+
+/* What a prompt would find at this moment. */
+typedef struct kvasir_explanation {
+    uint32_t prompt_tokens;
+    uint32_t common_tokens; /* the first so many are stored in memory */
+    uint32_t usable_tokens; /* a request would begin with so many of them */
+    /* The same with pages of stores that answer at once (a folder, not a remote store); a load need
+     * not pay. */
+    uint32_t store_tokens;
+    kvasir_miss why;     /* not more in memory */
+    int32_t token;       /* of the prompt, after those in common; -1: it ends there */
+    int32_t other_token; /* that follows them in memory; -1: none */
+    /* With other_salts: as common_tokens, the most under any other salt */
+    uint32_t other_salt_tokens;
+} kvasir_explanation;
+typedef void kvasir_explained_fn(void *user, const kvasir_explanation *explanation);
+/* From any thread: calls fn on the engine's thread when the current step has ended. salt and tokens
+ * are borrowed until then. other_salts: looks at all salts; what they have is not for whoever knows
+ * only this one. On failure fn is not called. */
+KVASIR_API kvasir_status kvasir_engine_explain(kvasir_engine *engine, const char *salt,
+                                               const int32_t *tokens, size_t n, bool other_salts,
+                                               kvasir_explained_fn *fn, void *user,
+                                               kvasir_error *err);
 
 /* A histogram of step times: step_counts[i] counts steps of at most KVASIR_STEP_SECONDS(i) that
  * step_counts[i - 1] does not count; the last one counts all longer ones. */
@@ -256,6 +324,10 @@ typedef struct kvasir_engine_stats {
     uint64_t tier_loads, tier_tokens, tier_pages, tier_bytes;
     uint64_t tier_loads_slow, tier_loads_late, tier_loads_cut;
     uint64_t tier_offered_pages, tier_unwritten_pages;
+    uint64_t misses[KVASIR_MISS_KINDS]; /* requests, as hits */
+    uint64_t pinned_bytes; /* that pinned prefixes took when they were pinned; part of stored_bytes
+                              or of what running requests hold */
+    uint64_t expired_tokens; /* of prefixes that were removed because their time was over */
 } kvasir_engine_stats;
 KVASIR_API void kvasir_engine_get_stats(kvasir_engine *engine, kvasir_engine_stats *stats);
 

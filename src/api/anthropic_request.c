@@ -475,6 +475,7 @@ static const struct {
     {"model", "model"},   {"max_tokens", "max_tokens"}, {"temperature", "temperature"},
     {"top_p", "top_p"},   {"top_k", "top_k"},           {"stop_sequences", "stop"},
     {"stream", "stream"}, {"cache_salt", "cache_salt"}, {"control_tokens", "control_tokens"},
+    {"cache", "cache"},
 };
 
 static bool copy_fields(json_t *body, bool count, json_t *out, struct api_error *err) {

@@ -354,6 +354,38 @@ static bool read_salt(struct api_request *r, json_t *body, struct api_error *err
            api_refuse(err, "cache_salt", "%zu bytes, at most %d are allowed", n, SALT_MAX);
 }
 
+/* "cache": {"no_store": true} or {"ttl": 60, "pin": true} */
+static bool read_cache(struct api_request *r, json_t *body, struct api_error *err) {
+    json_t *cache = api_get(body, "cache"), *value;
+    const char *name;
+    if (!cache)
+        return true;
+    if (!json_is_object(cache))
+        return api_wrong_type(err, "cache", cache, "an object");
+    json_object_foreach(cache, name, value) {
+        const bool is_ttl = strcmp(name, "ttl") == 0;
+        char path[API_PATH_MAX];
+        snprintf(path, sizeof path, "cache.%.60s", name);
+        if (!is_ttl && strcmp(name, "no_store") != 0 && strcmp(name, "pin") != 0)
+            return api_refuse(err, path, "is unknown, only no_store, ttl and pin are supported");
+        if (json_is_null(value))
+            continue;
+        if (!is_ttl && !json_is_boolean(value))
+            return api_wrong_type(err, path, value, "true or false");
+        if (is_ttl && !json_is_integer(value))
+            return api_wrong_type(err, path, value, "a whole number");
+        if (is_ttl && (json_integer_value(value) < 1 || json_integer_value(value) > KVASIR_TTL_MAX))
+            return api_refuse(err, path, "%lld is not between 1 and %d",
+                              (long long)json_integer_value(value), KVASIR_TTL_MAX);
+    }
+    r->engine.no_store = json_is_true(json_object_get(cache, "no_store"));
+    r->engine.pin = json_is_true(json_object_get(cache, "pin"));
+    r->engine.ttl_seconds = (uint64_t)json_integer_value(json_object_get(cache, "ttl"));
+    if (r->engine.no_store && (r->engine.pin || r->engine.ttl_seconds))
+        return api_refuse(err, "cache.no_store", "cannot be combined with ttl or pin");
+    return true;
+}
+
 /* It is in every chunk of a stream. */
 static bool read_model(struct api_request *r, json_t *body, struct api_error *err) {
     enum { MODEL_MAX = 256 };
@@ -369,7 +401,8 @@ bool openai_read_fields(const struct api_setup *setup, struct api_body *from, st
     json_t *body = from->members;
     r->model = setup->model;
     return check_supported(setup, body, err) && read_model(r, body, err) &&
-           read_salt(r, body, err) && read_control(setup, body, r, err) &&
+           read_salt(r, body, err) && read_cache(r, body, err) &&
+           read_control(setup, body, r, err) &&
            optional_text(r, body, "prompt_cache", &r->prompt_cache, err) &&
            read_continues(body, r, err) && read_stream(setup, body, r, err) &&
            read_limits(setup, body, r, err) && read_format(body, r, err) &&
@@ -383,6 +416,7 @@ bool openai_read_fields(const struct api_setup *setup, struct api_body *from, st
  * trees. Names in NOT_SUPPORTED and REALS need not be here. */
 static const char *const ALL[] = {"model",
                                   "cache_salt",
+                                  "cache",
                                   "control_tokens",
                                   "prompt_cache",
                                   "continue_final_message",

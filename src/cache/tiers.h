@@ -73,6 +73,10 @@ void tiers_destroy(struct tiers *s);
  * `most_bytes` of pages. NULL: there is nothing to load, or it would take longer than computing. */
 struct tier_load *tiers_load(struct tiers *s, const void *salt, size_t salt_len,
                              const int32_t *tokens, uint32_t n, uint64_t most_bytes);
+/* The most tokens that a prompt could begin with, given what the tree and the tiers that answer at
+ * once have; whole pages. Changes nothing. 0 also if memory is short. */
+uint32_t tiers_look(struct tiers *s, const void *salt, size_t salt_len, const int32_t *tokens,
+                    uint32_t n);
 bool tier_load_is_done(const struct tier_load *l);
 /* What is loaded stays in the tree until it is evicted; the load no longer keeps it there. A load
  * that is not done goes on by itself and is thrown away. */

@@ -34,7 +34,8 @@ enum slot_state { SLOT_READY, SLOT_COPYING, SLOT_COPIED };
 struct write_slot {
     enum slot_state state;
     uint32_t node;
-    bool last; /* of its node: it is unpinned once this one is copied */
+    bool last;     /* of its node: it is unpinned once this one is copied */
+    bool replaces; /* one that expires sooner */
     const uint8_t *from;
     struct record_head head;
 };
@@ -94,6 +95,7 @@ struct load_object {
     uint32_t store;    /* NO_STORE: a page of the tree */
     struct kv_page at; /* of a state only addr */
     uint64_t bytes;
+    uint64_t expires; /* TREE_FOREVER: never; of a record: as it says */
     struct record_head wanted;
     enum tier_result result; /* under the mutex */
 };

@@ -64,14 +64,22 @@ static void name_all(struct tiers *s, struct tier_load *l) {
 
 /* ---- looking --------------------------------------------------------------------------------- */
 
+/* What tier i, which answers at once, has of the keys. */
+static void ask_at_once(struct tiers *s, struct tier_load *l, uint32_t i) {
+    struct tier *tier = s->stores[i].tier;
+    const size_t n = key_at(s, l->n_pages, 0, 0);
+    tier->ops->find(tier, &l->place, l->keys, (uint32_t)n, l->have, 0);
+    for (size_t k = 0; k < n; k++)
+        if (l->have[k] && !l->found[k])
+            l->found[k] = (uint8_t)(i + 1);
+}
+
 /* Asks the next tiers, up to the first that has to be waited for. False: all have been asked. */
 static bool ask_next(struct tiers *s, struct tier_load *l) {
-    const size_t n = key_at(s, l->n_pages, 0, 0);
     for (; l->asked < s->options.n; l->asked++) {
-        struct tier *tier = s->stores[l->asked].tier;
         if (store_is_forgetting(&s->stores[l->asked], l->place.root))
             continue;
-        if (!tier->ops->instant) {
+        if (!s->stores[l->asked].tier->ops->instant) {
             pthread_mutex_lock(&s->mutex);
             l->open = 1;
             l->taken = false;
@@ -80,10 +88,7 @@ static bool ask_next(struct tiers *s, struct tier_load *l) {
             pthread_mutex_unlock(&s->mutex);
             return true;
         }
-        tier->ops->find(tier, &l->place, l->keys, (uint32_t)n, l->have, 0);
-        for (size_t i = 0; i < n; i++)
-            if (l->have[i] && !l->found[i])
-                l->found[i] = (uint8_t)(l->asked + 1);
+        ask_at_once(s, l, l->asked);
     }
     return false;
 }
@@ -145,7 +150,8 @@ static bool list_objects(struct tiers *s, struct tier_load *l, uint32_t pages) {
             if (!is_needed(s, pages, i, p))
                 continue;
             struct load_object *o = &l->objects[l->n_objects++];
-            *o = (struct load_object){.page = i, .part = p, .store = NO_STORE};
+            *o = (struct load_object){
+                .page = i, .part = p, .store = NO_STORE, .expires = TREE_FOREVER};
             o->at = part_at(s, x, p);
             const bool there = part_is_there(s, l, x, i, p, &variant);
             ASSERT(there);
@@ -302,6 +308,17 @@ static bool begin_reading(struct tiers *s, struct tier_load *l, uint32_t pages) 
 
 /* ---- ending ---------------------------------------------------------------------------------- */
 
+static void load_delete(struct tier_load *l) {
+    mem_free(l->salt);
+    mem_free(l->tokens);
+    mem_free(l->keys);
+    mem_free(l->found);
+    mem_free(l->have);
+    mem_free(l->chains);
+    mem_free(l->objects);
+    mem_free(l);
+}
+
 /* Frees what the load has and nobody needs any more. */
 static void load_free(struct tiers *s, struct tier_load *l) {
     struct tier_load **at = &s->loads;
@@ -315,19 +332,37 @@ static void load_free(struct tiers *s, struct tier_load *l) {
     seq_destroy(l->seq);
     tree_close(s->tree, &l->at);
     pool_discharge(s->cache->pool, l->charged);
-    mem_free(l->salt);
-    mem_free(l->tokens);
-    mem_free(l->keys);
-    mem_free(l->found);
-    mem_free(l->have);
-    mem_free(l->chains);
-    mem_free(l->objects);
-    mem_free(l);
+    load_delete(l);
 }
 
 static void note_offered(struct tiers *s, uint32_t x) {
-    for (; !is_root(s->tree, x) && !s->tree->nodes[x].offered; x = s->tree->nodes[x].parent)
+    for (; !is_root(s->tree, x) && !s->tree->nodes[x].offered; x = s->tree->nodes[x].parent) {
         s->tree->nodes[x].offered = s->tree->nodes[x].to == TILE_TOKENS;
+        s->tree->nodes[x].offered_until = s->tree->nodes[x].expires;
+    }
+}
+
+/* Loaded pages live as long as their records, but no longer than the pages before them: `life` is
+ * that of the last one in the tree. Returns that of the last one. */
+static uint64_t settle_lives(struct tier_load *l, uint32_t pages, uint64_t life) {
+    for (uint32_t i = 0; i < l->n_objects && l->objects[i].page < pages; i++) {
+        struct load_object *o = &l->objects[i];
+        o->expires = life = o->expires < life ? o->expires : life;
+    }
+    return life;
+}
+
+/* All were stored with the life of the last one: those before it may live longer. */
+static void lengthen_lives(struct tiers *s, const struct tier_load *l, uint32_t pages) {
+    uint32_t n = 0;
+    while (n < l->n_objects && l->objects[n].page < pages)
+        n++;
+    for (uint32_t x = l->at.node; !is_root(s->tree, x) && n; x = s->tree->nodes[x].parent) {
+        while (n && l->objects[n - 1].page > s->tree->nodes[x].number)
+            n--;
+        if (n)
+            node_keep(s->tree, x, l->objects[n - 1].expires);
+    }
 }
 
 /* Stores the load's first `pages` pages in the tree, if a sequence can end there. */
@@ -341,7 +376,12 @@ static void store_result(struct tiers *s, struct tier_load *l, uint32_t pages) {
     if (seq_length(l->result) != reached &&
         (seq_trim(l->result, reached, &reached, NULL) != KVASIR_OK || reached == 0))
         return;
-    tree_store(s->tree, &l->at, l->result, s->cache->state_page_bytes != 0);
+    const uint32_t x = l->at.node;
+    const uint64_t life =
+        settle_lives(l, pages, is_root(s->tree, x) ? TREE_FOREVER : s->tree->nodes[x].expires);
+    tree_store_until(s->tree, &l->at, l->result, s->cache->state_page_bytes != 0, life);
+    if (life != TREE_FOREVER)
+        lengthen_lives(s, l, pages);
     note_offered(s, l->at.node);
     s->stats.loaded_tokens += reached;
 }
@@ -503,7 +543,7 @@ void loads_free_all(struct tiers *s) {
 
 /* ---- for the scheduler ----------------------------------------------------------------------- */
 
-static bool load_init(struct tiers *s, struct tier_load *l, const void *salt, size_t salt_len,
+static bool load_init(const struct tiers *s, struct tier_load *l, const void *salt, size_t salt_len,
                       const int32_t *tokens, uint32_t n) {
     const size_t keys = key_at(s, l->n_pages, 0, 0);
     l->salt = mem_alloc(salt_len + 1);
@@ -520,38 +560,67 @@ static bool load_init(struct tiers *s, struct tier_load *l, const void *salt, si
     return true;
 }
 
-struct tier_load *tiers_load(struct tiers *s, const void *salt, size_t salt_len,
-                             const int32_t *tokens, uint32_t n, uint64_t most_bytes) {
-    const uint32_t pages = n ? (n - 1) / TILE_TOKENS : 0; /* the last token is always run */
-    if (!pages || pages * TILE_TOKENS <= tree_look(s->tree, salt, salt_len, tokens, n).length)
-        return NULL;
+/* Of a prompt with at least one whole page before its last token. NULL: out of memory. */
+static struct tier_load *load_make(const struct tiers *s, const void *salt, size_t salt_len,
+                                   const int32_t *tokens, uint32_t n) {
     struct tier_load *l = mem_calloc(1, sizeof *l);
     if (!l)
         return NULL;
-    l->n_pages = pages;
+    l->n_pages = (n - 1) / TILE_TOKENS; /* the last token is always run */
     l->n_tokens = n;
     l->salt_len = salt_len;
-    l->most_bytes = most_bytes;
     l->at = (struct tree_cursor){TREE_NOWHERE};
     l->taken = true; /* not for readers before ask_next says so */
-    const bool good = load_init(s, l, salt, salt_len, tokens, n);
+    if (load_init(s, l, salt, salt_len, tokens, n))
+        return l;
+    load_delete(l);
+    return NULL;
+}
+
+struct tier_load *tiers_load(struct tiers *s, const void *salt, size_t salt_len,
+                             const int32_t *tokens, uint32_t n, uint64_t most_bytes) {
+    const uint32_t pages = n ? (n - 1) / TILE_TOKENS : 0;
+    if (!pages || pages * TILE_TOKENS <= tree_look(s->tree, salt, salt_len, tokens, n).length)
+        return NULL;
+    struct tier_load *l = load_make(s, salt, salt_len, tokens, n);
+    if (!l)
+        return NULL;
+    l->most_bytes = most_bytes;
     pthread_mutex_lock(&s->mutex);
     struct tier_load **end = &s->loads;
     while (*end)
         end = &(*end)->next;
     *end = l;
     pthread_mutex_unlock(&s->mutex);
-    uint32_t found = 0;
-    if (good) {
-        name_all(s, l);
-        if (ask_next(s, l))
-            return l;
-        found = plan(s, l);
-    }
+    name_all(s, l);
+    if (ask_next(s, l))
+        return l;
+    const uint32_t found = plan(s, l);
     if (found && begin_reading(s, l, found))
         return l;
     load_free(s, l);
     return NULL;
+}
+
+uint32_t tiers_look(struct tiers *s, const void *salt, size_t salt_len, const int32_t *tokens,
+                    uint32_t n) {
+    struct tier_load *l = n > TILE_TOKENS ? load_make(s, salt, salt_len, tokens, n) : NULL;
+    bool *serves = l ? mem_calloc(l->n_pages, sizeof *serves) : NULL;
+    uint32_t pages = serves ? l->n_pages : 0;
+    if (serves) {
+        name_all(s, l);
+        for (uint32_t i = 0; i < s->options.n; i++)
+            if (s->stores[i].tier->ops->instant &&
+                !store_is_forgetting(&s->stores[i], l->place.root))
+                ask_at_once(s, l, i);
+        find_ends(s, l, serves);
+    }
+    while (pages && !serves[pages - 1])
+        pages--;
+    mem_free(serves);
+    if (l)
+        load_delete(l);
+    return pages * TILE_TOKENS;
 }
 
 bool tier_load_is_done(const struct tier_load *l) {

@@ -84,8 +84,12 @@ void store_read(struct store *w, const struct batch_read *b, XXH3_state_t *sum) 
     }
     pthread_mutex_lock(&s->mutex);
     w->rejected += rejected;
-    for (uint32_t i = 0; i < b->n; i++)
-        close_object(b->load, &b->load->objects[b->objects[i]], reads[i].result);
+    for (uint32_t i = 0; i < b->n; i++) {
+        struct load_object *o = &b->load->objects[b->objects[i]];
+        const uint64_t expires = reads[i].head.expires;
+        o->expires = expires && expires < TREE_FOREVER ? expires : TREE_FOREVER;
+        close_object(b->load, o, reads[i].result);
+    }
 }
 
 static void ask(struct store *w, struct tier_load *l) {

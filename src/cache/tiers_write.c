@@ -43,6 +43,7 @@ static void wake(const struct tiers *s) {
 /* With the mutex held, which is released meanwhile. */
 static void write_one(struct store *w, struct write_slot *slot) {
     struct record_head head = slot->head;
+    const bool replaces = slot->replaces;
     slot->state = SLOT_COPYING;
     pthread_mutex_unlock(&w->all->mutex);
     memcpy(w->copy, slot->from, head.bytes);
@@ -55,8 +56,11 @@ static void write_one(struct store *w, struct write_slot *slot) {
     head.written = (uint64_t)time(NULL);
     record_seal(&head, w->copy);
     const struct tiers_options *o = &w->all->options;
-    const bool written =
-        (!o->may_write || o->may_write(o->user)) && w->tier->ops->write(w->tier, &head, w->copy);
+    const struct tier_place place = {head.context, head.root};
+    const bool may = !o->may_write || o->may_write(o->user);
+    if (may && replaces)
+        w->tier->ops->drop(w->tier, &place, head.key);
+    const bool written = may && w->tier->ops->write(w->tier, &head, w->copy);
     pthread_mutex_lock(&w->all->mutex);
     w->writing = false;
     w->failed += !written;
@@ -144,15 +148,6 @@ bool store_is_writing(struct store *w) {
 
 /* ---- the engine's thread --------------------------------------------------------------------- */
 
-static uint64_t node_bytes(const struct tiers *s, uint32_t x) {
-    uint64_t bytes = s->tree->nodes[x].state == NO_ADDR ? 0 : s->cache->state_page_bytes;
-    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
-        const struct kv_page *page = node_page(s->tree, x, g);
-        bytes += page->addr == NO_ADDR ? 0 : s->cache->layouts[g][page->layout].page_bytes;
-    }
-    return bytes;
-}
-
 /* A node is in no slot and no list of one store any more. */
 static void release(struct tiers *s, uint32_t x, bool given_up) {
     struct node *n = &s->tree->nodes[x];
@@ -163,6 +158,7 @@ static void release(struct tiers *s, uint32_t x, bool given_up) {
         s->left_over = true;
         s->stats.unwritten_pages++;
     }
+    n->outlives &= n->queued > 0 || !n->offered;
     node_unpin(s->tree, x);
 }
 
@@ -191,6 +187,8 @@ static void fill_slot(struct store *w, struct write_slot *slot) {
     part_head(s, part, at.layout, t->nodes[x].number, t->nodes[node_root(t, x)].chain,
               t->nodes[before].chain, t->nodes[x].chain, tokens, &slot->head);
     slot->from = part_host(s, at.addr, slot->head.bytes);
+    slot->head.expires = t->nodes[x].expires == TREE_FOREVER ? 0 : t->nodes[x].expires;
+    slot->replaces = t->nodes[x].outlives;
 }
 
 /* Whether the first node that waits has a part that is not in a slot yet: next_part is there. */
@@ -273,12 +271,13 @@ void tiers_relent(struct tiers *s) {
 /* Whether the node is one that tiers can have and have not been given. */
 static bool is_due(const struct tiers *s, uint32_t x) {
     const struct node *n = &s->tree->nodes[x];
-    return !is_root(s->tree, x) && n->to == TILE_TOKENS && !n->offered && node_bytes(s, x) > 0;
+    return !is_root(s->tree, x) && n->to == TILE_TOKENS && !n->offered &&
+           !has_expired(s->tree, x) && node_held_bytes(s->tree, x) > 0;
 }
 
 /* Puts a node into all queues. False: it does not fit. */
 static bool offer(struct tiers *s, uint32_t x) {
-    const uint64_t bytes = node_bytes(s, x);
+    const uint64_t bytes = node_held_bytes(s->tree, x);
     for (uint32_t i = 0; i < s->options.n; i++) {
         const struct store *w = &s->stores[i];
         if (w->n_waiting == WAITING_MAX || w->waiting_bytes + bytes > s->options.queue_bytes)
@@ -292,6 +291,7 @@ static bool offer(struct tiers *s, uint32_t x) {
         w->waiting_bytes += bytes;
     }
     s->tree->nodes[x].offered = true;
+    s->tree->nodes[x].offered_until = s->tree->nodes[x].expires;
     s->stats.offered_pages++;
     return true;
 }

@@ -37,6 +37,7 @@ kvasir_status tree_create(struct kv_cache *c, uint32_t rebuild_tokens, struct pr
     t->free_node = t->first_root = NO_NODE;
     t->max_entries = UINT32_MAX;
     t->max_bytes = UINT64_MAX;
+    t->next_expiry = t->expiry_seen = TREE_FOREVER;
     t->node_bytes =
         sizeof *t->nodes + entry + CANDIDATES * sizeof *t->heaps->nodes + sizeof *t->buckets;
     const uint64_t most = budget / t->node_bytes + 1;
@@ -107,104 +108,6 @@ static uint32_t split(struct prefix_tree *t, uint32_t x, uint32_t m) {
     else
         node_split(t, x, u, cut);
     return u;
-}
-
-/* ---- walking --------------------------------------------------------------------------------- */
-
-static uint32_t common_run(const struct node *n, const int32_t *tokens, uint32_t most) {
-    uint32_t run = n->to - n->from, m = 0;
-    run = run < most ? run : most;
-    while (m < run && n->tokens[n->from + m] == tokens[m])
-        m++;
-    return m;
-}
-
-/* The result of following a prompt: how far its tokens agree, and the longest length that can be
- * used. */
-struct walk {
-    uint32_t node, matched; /* the last node, and how many of its tokens agree */
-    uint32_t common;        /* tokens that agree in all */
-    uint32_t best, length;  /* the node that contains token `length` - 1, or NO_NODE */
-};
-
-/* While walking: the last page that is missing in each group; -1: none. */
-struct gaps {
-    int64_t before[CACHE_GROUPS_MAX], now[CACHE_GROUPS_MAX]; /* without the current page; with it */
-    uint32_t number;
-};
-
-static void gaps_pass(const struct prefix_tree *t, struct gaps *gaps, uint32_t x) {
-    if (t->nodes[x].number != gaps->number) {
-        memcpy(gaps->before, gaps->now, sizeof gaps->before);
-        gaps->number = t->nodes[x].number;
-    }
-    for (uint32_t g = 0; g < t->cache->n_groups; g++)
-        gaps->now[g] =
-            node_page(t, x, g)->addr == NO_ADDR ? (int64_t)gaps->number : gaps->before[g];
-}
-
-/* Whether a sequence may start with `length` tokens, the last of them in node x: the tree has
- * all that its next query sees, and a page that it will write to has the live format. */
-static bool serves(const struct prefix_tree *t, const struct gaps *gaps, uint32_t x,
-                   uint32_t length) {
-    const struct kv_cache *c = t->cache;
-    if (c->state_page_bytes && (length < node_end(t, x) || t->nodes[x].state == NO_ADDR))
-        return false;
-    for (uint32_t g = 0; g < c->n_groups; g++) {
-        if (gaps->now[g] >= (int64_t)first_held(&c->groups[g], length))
-            return false;
-        if (length % TILE_TOKENS &&
-            node_page(t, x, g)->layout != layout_of(&c->rule, g, t->nodes[x].number))
-            return false;
-    }
-    return true;
-}
-
-/* Follows n tokens; at most `usable` of them may be used. */
-static struct walk walk(const struct prefix_tree *t, uint32_t root, const int32_t *tokens,
-                        uint32_t n, uint32_t usable) {
-    struct walk w = {.node = root, .best = NO_NODE};
-    struct gaps gaps = {.number = UINT32_MAX};
-    memset(gaps.now, -1, sizeof gaps.now);
-    while (w.common < n) {
-        const uint32_t x = node_find_child(t, w.node, tokens[w.common]);
-        if (x == NO_NODE)
-            break;
-        const struct node *node = &t->nodes[x];
-        const uint32_t m = common_run(node, tokens + w.common, n - w.common);
-        uint32_t use = w.common < usable ? usable - w.common : 0;
-        use = use < m ? use : m;
-        gaps_pass(t, &gaps, x);
-        if (use && serves(t, &gaps, x, w.common + use)) {
-            w.best = x;
-            w.length = w.common + use;
-        }
-        w.node = x;
-        w.matched = m;
-        w.common += m;
-        if (m < (uint32_t)(node->to - node->from))
-            break;
-    }
-    return w;
-}
-
-static kvasir_hit hit_kind(const struct prefix_tree *t, const struct walk *w, uint32_t n) {
-    if (w->length == 0)
-        return KVASIR_HIT_MISS;
-    const struct node *x = &t->nodes[w->node];
-    const bool ended = w->matched == (uint32_t)(x->to - x->from) && x->hit_point;
-    if (w->common == n)
-        return ended ? KVASIR_HIT_EXACT : KVASIR_HIT_SUPERSEQUENCE;
-    return ended ? KVASIR_HIT_PREFIX : KVASIR_HIT_COMMON_PREFIX;
-}
-
-struct tree_hit tree_look(const struct prefix_tree *t, const void *salt, size_t salt_len,
-                          const int32_t *tokens, uint32_t n) {
-    const uint32_t root = tree_find_root(t, salt, salt_len);
-    if (root == NO_NODE || n == 0)
-        return (struct tree_hit){.kind = KVASIR_HIT_MISS};
-    const struct walk w = walk(t, root, tokens, n, n - 1);
-    return (struct tree_hit){w.length, w.common, hit_kind(t, &w, n)};
 }
 
 /* ---- cursors --------------------------------------------------------------------------------- */
@@ -281,8 +184,8 @@ kvasir_status tree_resume(struct prefix_tree *t, const void *salt, size_t salt_l
     if (root == NO_NODE || n == 0)
         return KVASIR_OK; /* nothing will be stored */
     cursor_move(t, at, root);
-    const struct walk w = walk(t, root, tokens, n, n - 1);
-    *hit = (struct tree_hit){w.length, w.common, hit_kind(t, &w, n)};
+    const struct walk w = tree_walk(t, root, tokens, n, n - 1);
+    *hit = (struct tree_hit){w.length, w.common, walk_hit_kind(t, &w, n)};
     if (!w.length)
         return KVASIR_OK;
     uint32_t x = w.best;
@@ -416,14 +319,16 @@ static uint32_t step_down(struct prefix_tree *t, uint32_t at, struct kv_seq *s, 
 
 /* Stores what the sequence has computed of its first `end` tokens. False: no room. */
 static bool store_path(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s,
-                       uint32_t end) {
+                       uint32_t end, uint64_t expires) {
     uint32_t pos = node_end(t, at->node);
+    node_keep(t, at->node, expires);
     while (pos < end) {
         const uint32_t x = step_down(t, at->node, s, pos, end);
         if (x == NO_NODE)
             return false;
         t->nodes[x].used = t->nodes[x].resumed = t->clock;
         t->nodes[x].abandoned = false;
+        node_keep(t, x, expires);
         cursor_move(t, at, x);
         pos = node_end(t, x);
     }
@@ -442,11 +347,12 @@ static void store_hit_point(struct prefix_tree *t, uint32_t x, struct kv_seq *s)
     }
 }
 
-void tree_store(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s, bool hit_point) {
+void tree_store_until(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s,
+                      bool hit_point, uint64_t expires) {
     const uint32_t length = seq_length(s),
                    end = hit_point ? length : length / TILE_TOKENS * TILE_TOKENS;
     const bool can = at->node != TREE_NOWHERE && seq_is_plain(s);
-    if (can && !store_path(t, at, s, end))
+    if (can && !store_path(t, at, s, end, expires))
         t->stats.rejections++;
     else if (can && hit_point && node_end(t, at->node) == length && !is_root(t, at->node))
         store_hit_point(t, at->node, s);
@@ -456,7 +362,7 @@ void tree_store(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s,
 /* ---- checking -------------------------------------------------------------------------------- */
 
 struct counted {
-    uint64_t nodes, tokens, ends;
+    uint64_t nodes, tokens, ends, favour;
 };
 
 static void check_node(const struct prefix_tree *t, uint32_t x, struct counted *seen) {
@@ -464,8 +370,11 @@ static void check_node(const struct prefix_tree *t, uint32_t x, struct counted *
     seen->nodes++;
     seen->tokens += (uint64_t)(n->to - n->from);
     seen->ends += n->first_child == NO_NODE && !n->pins;
+    seen->favour += node_favour(t, x);
     if (!is_root(t, x)) {
         const uint32_t before = node_end(t, n->parent);
+        ASSERT(n->expires >= t->next_expiry || n->expires >= t->expiry_seen);
+        ASSERT(is_root(t, n->parent) || t->nodes[n->parent].expires >= n->expires); /* TREE-8 */
         ASSERT(n->to > n->from && n->to <= TILE_TOKENS);
         ASSERT(n->number * TILE_TOKENS + n->from == before);
         ASSERT(node_find_child(t, n->parent, n->tokens[n->from]) == x);
@@ -490,6 +399,7 @@ void tree_check(const struct prefix_tree *t) {
             check_node(t, x, &seen);
     }
     ASSERT(seen.nodes == t->stats.nodes && seen.tokens == t->stats.tokens);
+    ASSERT(seen.favour == t->stats.pinned_bytes);
     ASSERT(seen.ends == t->heaps[LEAVES].n && seen.ends <= t->max_entries);
     tree_heap_check(t);
     const struct kv_pool_stats pool = kv_pool_stats(t->cache->pool);

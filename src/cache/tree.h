@@ -42,6 +42,7 @@
  *   TREE-6  Nothing is allocated except for a new salt.
  *   TREE-7  tree_limit's limits hold: that on entries always, that on bytes after each store and
  *           close, unless nothing that is left may be evicted.
+ *   TREE-8  A node lives at least as long as its children. What has expired is not found.
  *
  * What is evicted first: docs/cache-policy.md, tree_policy.c.
  *
@@ -78,6 +79,13 @@ struct tree_hit {
     kvasir_hit kind; /* KVASIR_HIT_MISS if length is 0 */
 };
 
+/* Why no more of a prompt can be used, and what the tree has instead of its first other token:
+ * that of the continuation that was used last, or -1: nothing. */
+struct tree_miss {
+    kvasir_miss why;
+    int32_t other;
+};
+
 /* Looks for n tokens among those stored with the same salt (any bytes). The new sequence s
  * starts with what can be used of the first n - 1: the last token is always run, for its logits.
  * *at is the cursor there; close it with tree_close after the last store. A failure leaves the
@@ -95,12 +103,25 @@ void tree_count(struct prefix_tree *t, const struct tree_cursor *at, const int32
 /* The hit that tree_resume would find. Changes nothing. */
 struct tree_hit tree_look(const struct prefix_tree *t, const void *salt, size_t salt_len,
                           const int32_t *tokens, uint32_t n);
+/* The same, and why there is no more. */
+struct tree_hit tree_explain(const struct prefix_tree *t, const void *salt, size_t salt_len,
+                             const int32_t *tokens, uint32_t n, struct tree_miss *miss);
+/* The most tokens of a prompt that are stored under any other salt. Looks at every salt. */
+uint32_t tree_common_elsewhere(const struct prefix_tree *t, const void *salt, size_t salt_len,
+                               const int32_t *tokens, uint32_t n);
 
 /* Stores the full pages that the sequence has computed after *at. With hit_point stores all of
  * its tokens and the recurrent layers' state: hits may end there. If the tree already has a
  * page, the sequence takes the tree's and drops its own. If there is no room even after
- * eviction, the rest is not stored, and that counts as a rejection. */
-void tree_store(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s, bool hit_point);
+ * eviction, the rest is not stored, and that counts as a rejection. All of the path lives until
+ * `expires` at least (TREE-8). */
+void tree_store_until(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s,
+                      bool hit_point, uint64_t expires);
+#define TREE_FOREVER UINT32_MAX /* as a time: until 2106 */
+static inline void tree_store(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s,
+                              bool hit_point) {
+    tree_store_until(t, at, s, hit_point, TREE_FOREVER);
+}
 /* A second cursor at the same place, for a fork. */
 struct tree_cursor tree_cursor_copy(struct prefix_tree *t, struct tree_cursor at);
 void tree_close(struct prefix_tree *t, struct tree_cursor *at);
@@ -114,12 +135,28 @@ void tree_limit(struct prefix_tree *t, uint32_t max_entries, uint64_t max_bytes)
  * the tree itself. */
 uint64_t tree_stored_bytes(const struct prefix_tree *t);
 
+/* From now on what was evicted or has expired lately is told from what was never stored. The tree
+ * is empty. With tiers that is so without it. */
+void tree_remember_gone(struct prefix_tree *t);
+/* Tells the time, in the seconds of `expires` (those since 1970), and removes what has expired,
+ * looking at so many nodes, from where it stopped last time. False: it has looked at all. */
+bool tree_expire(struct prefix_tree *t, uint64_t now, uint32_t nodes);
+/* Before this time nothing expires; TREE_FOREVER: nothing does. */
+uint64_t tree_next_expiry(const struct prefix_tree *t);
+/* When what is stored now, for so many seconds, expires; 0 seconds: TREE_FOREVER. */
+uint64_t tree_expiry(const struct prefix_tree *t, uint32_t seconds);
+/* The nodes of the path are evicted after all others from now on: as many of them, from the root
+ * on, as TREE_PINNED_SHARE of the budget has room for. tree_forget ends that. */
+void tree_favour(struct prefix_tree *t, const struct tree_cursor *at);
+enum { TREE_PINNED_SHARE = 2 }; /* one half */
+
 /* Bytes charged for the nodes of one sequence of so many tokens, if other prompts split none of
  * them. */
 uint64_t tree_path_bytes(const struct prefix_tree *t, uint32_t tokens);
 /* Evicts until so many bytes of the budget are free. False: nothing is left to evict. */
 bool tree_make_room(struct prefix_tree *t, uint64_t bytes);
-/* Removes everything except what cursors pin, of one salt or (salt NULL) of all. */
+/* Removes everything except what cursors pin, of one salt or (salt NULL) of all. Nothing tells any
+ * more what was evicted before. */
 void tree_forget(struct prefix_tree *t, const void *salt, size_t salt_len);
 
 /* Stores prefixes in other formats than live sequences have. Only whole pages of stored sequences
@@ -138,6 +175,7 @@ struct tree_stats {
     uint64_t nodes, bytes;    /* now; bytes charged for them */
     uint64_t entries, tokens; /* stored prompts; tokens of all nodes */
     uint64_t evicted_pages, requantized_pages, rejections;
+    uint64_t expired_tokens, pinned_bytes; /* pinned: tree_favour; as they were then */
 };
 struct tree_stats tree_stats(const struct prefix_tree *t);
 /* For tests: checks the invariants of every node. Aborts at the first that does not hold. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tree_evict.c: makes room, enforces the limits, and re-encodes stored pages with fewer bits.
+/* tree_evict.c: makes room, enforces the limits, removes what has expired, and re-encodes stored
+ * pages with fewer bits.
  *
  * To make room, the better of the two heaps' first candidates is evicted (tree_policy.c). If there
  * are too many entries, each of which is a leaf, the first leaf is removed with the nodes that lead
@@ -70,6 +71,7 @@ static bool evict_round(struct prefix_tree *t, struct goal goal) {
     while (!is_met(t, goal) && (x = tree_first_candidate(t)) != NO_NODE) {
         const uint64_t pages = kv_pool_stats(pool).pages_used;
         if (is_leaf(t, x)) {
+            node_note_gone(t, x, false);
             node_remove(t, x);
             some = true;
         } else if (drop_inner(t, x)) {
@@ -118,6 +120,7 @@ static void evict_entry(struct prefix_tree *t) {
         const uint32_t parent = t->nodes[x].parent;
         last = is_root(t, parent) || t->nodes[parent].pins || t->nodes[parent].used > used ||
                t->nodes[x].next != NO_NODE || t->nodes[x].prev != NO_NODE;
+        node_note_gone(t, x, false);
         node_remove(t, x);
         x = parent;
     }
@@ -143,6 +146,7 @@ static void forget_below(struct prefix_tree *t, uint32_t root) {
     for (uint32_t x = first_leaf(t, root); x != root;) {
         const uint32_t parent = t->nodes[x].parent, next = t->nodes[x].next;
         t->nodes[parent].pins += parent != root;
+        node_set_favour(t, x, 0);
         if (is_leaf(t, x) && !t->nodes[x].pins)
             node_remove(t, x);
         else
@@ -155,10 +159,83 @@ static void forget_below(struct prefix_tree *t, uint32_t root) {
 
 void tree_forget(struct prefix_tree *t, const void *salt, size_t salt_len) {
     uint32_t root = salt ? tree_find_root(t, salt, salt_len) : t->first_root;
+    tree_forget_gone(t);
     while (root != NO_NODE) {
         const uint32_t next = salt ? NO_NODE : t->nodes[root].next;
         forget_below(t, root);
         root = next;
+    }
+}
+
+/* ---- ends of lives --------------------------------------------------------------------------- */
+
+/* Removes a leaf that has expired, and then the ancestors that lead to it alone, likewise. */
+static void expire(struct prefix_tree *t, uint32_t x) {
+    for (bool last = false; !last && is_leaf(t, x) && !t->nodes[x].pins && has_expired(t, x);) {
+        const struct node *n = &t->nodes[x];
+        const uint32_t parent = n->parent;
+        last = is_root(t, parent) || n->next != NO_NODE || n->prev != NO_NODE;
+        t->stats.expired_tokens += (uint64_t)(n->to - n->from);
+        node_note_gone(t, x, true);
+        node_remove(t, x);
+        x = parent;
+    }
+}
+
+bool tree_expire(struct prefix_tree *t, uint64_t now, uint32_t nodes) {
+    t->now = now > t->now ? now : t->now; /* a clock that was put back brings nothing back */
+    if (t->now < t->next_expiry)
+        return false;
+    if (t->expire_at == 0)
+        t->expiry_seen = TREE_FOREVER;
+    for (uint32_t i = 0; i < nodes && t->expire_at < t->n_made; i++) {
+        const uint32_t x = t->expire_at++;
+        if (t->nodes[x].from == t->nodes[x].to) /* a root, or free */
+            continue;
+        expire(t, x);
+        if (t->nodes[x].from != t->nodes[x].to && t->nodes[x].expires < t->expiry_seen)
+            t->expiry_seen = t->nodes[x].expires;
+    }
+    if (t->expire_at < t->n_made)
+        return true;
+    t->next_expiry = t->expiry_seen; /* in the past, if cursors pin what has expired */
+    t->expire_at = 0;
+    return false;
+}
+
+uint64_t tree_next_expiry(const struct prefix_tree *t) {
+    return t->next_expiry;
+}
+
+uint64_t tree_expiry(const struct prefix_tree *t, uint32_t seconds) {
+    const uint64_t at = t->now + seconds;
+    return seconds && at < TREE_FOREVER ? at : TREE_FOREVER;
+}
+
+/* ---- favour ---------------------------------------------------------------------------------- */
+
+/* What it costs to favour a node. */
+static uint64_t favour_bytes(const struct prefix_tree *t, uint32_t x) {
+    return round_up(t->node_bytes + node_held_bytes(t, x), FAVOUR_UNIT);
+}
+
+void tree_favour(struct prefix_tree *t, const struct tree_cursor *at) {
+    const uint64_t most = kv_pool_stats(t->cache->pool).budget_bytes / TREE_PINNED_SHARE;
+    uint64_t wanted = t->stats.pinned_bytes;
+    if (at->node == TREE_NOWHERE)
+        return;
+    for (uint32_t x = at->node; !is_root(t, x); x = t->nodes[x].parent)
+        wanted += t->nodes[x].favour ? 0 : favour_bytes(t, x);
+    for (uint32_t x = at->node; !is_root(t, x); x = t->nodes[x].parent) {
+        if (t->nodes[x].favour)
+            continue;
+        if (wanted <= most) {
+            node_set_favour(t, x, favour_bytes(t, x));
+            if (t->nodes[x].heap_at != NO_NODE)
+                tree_heap_update(t, x);
+        } else { /* the end of the path goes first: it is of no use without the rest */
+            wanted -= favour_bytes(t, x);
+        }
     }
 }
 

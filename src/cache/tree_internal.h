@@ -2,9 +2,10 @@
 /* What the files of the prefix tree share. Each calls only those before it:
  *
  *     tree_policy.c   which node is evicted first: keys, two heaps
- *     tree_chain.c    what a node's page is called in tiers
+ *     tree_chain.c    what a node's page is called in tiers; which of them are gone
  *     tree_nodes.c    nodes: children, pages, roots, splitting, merging
- *     tree_evict.c    making room, limits, fewer bits
+ *     tree_evict.c    making room, limits, ends of lives, fewer bits
+ *     tree_walk.c     following a prompt: what can be used of it, and why no more
  *     tree.c          life, hits, storing, checking
  */
 #ifndef KVASIR_CACHE_TREE_INTERNAL_H
@@ -16,24 +17,28 @@
 enum { NO_NODE = UINT32_MAX, NO_ADDR = UINT32_MAX };
 
 struct node {
-    uint32_t parent;      /* NO_NODE: it is the root of a salt */
-    uint32_t first_child; /* or NO_NODE */
-    uint32_t prev, next;  /* siblings; roots are the list first_root; free nodes: next */
-    uint32_t hash_next;   /* of the bucket */
-    uint32_t number;      /* of its page */
-    uint8_t from, to;     /* tokens [from, to) of that page; 0, 0: a root or free */
-    bool hit_point;       /* a stored sequence ended here */
-    uint8_t heap;         /* its heap (enum candidate) */
-    uint32_t pins;        /* cursors at this node */
-    uint32_t heap_at;     /* index in its heap, or NO_NODE */
-    uint32_t state;       /* page of the state after its last token, or NO_ADDR */
-    uint32_t uses;        /* requests that went through it since it was stored */
-    bool abandoned;       /* see node_abandon_rest */
-    bool offered;         /* its page has been given to the tiers, or came from one */
-    uint8_t queued;       /* so many tiers have not copied its pages yet: they must not change */
-    uint64_t used;        /* clock of the last hit through it */
-    uint64_t resumed;     /* clock of the last hit that needed its window pages or state */
-    double key;           /* its order in the heap */
+    uint32_t parent;        /* NO_NODE: it is the root of a salt */
+    uint32_t first_child;   /* or NO_NODE */
+    uint32_t prev, next;    /* siblings; roots are the list first_root; free nodes: next */
+    uint32_t hash_next;     /* of the bucket */
+    uint32_t number;        /* of its page */
+    uint8_t from, to;       /* tokens [from, to) of that page; 0, 0: a root or free */
+    bool hit_point;         /* a stored sequence ended here */
+    uint8_t heap;           /* its heap (enum candidate) */
+    uint32_t pins;          /* cursors at this node */
+    uint32_t heap_at;       /* index in its heap, or NO_NODE */
+    uint32_t state;         /* page of the state after its last token, or NO_ADDR */
+    uint32_t uses;          /* requests that went through it since it was stored */
+    bool abandoned;         /* see node_abandon_rest */
+    bool offered;           /* its page has been given to the tiers, or came from one */
+    uint8_t queued;         /* so many tiers have not copied its pages yet: they must not change */
+    bool outlives;          /* what tiers have is to be replaced: the node lives much longer */
+    uint32_t expires;       /* seconds since 1970, or TREE_FOREVER */
+    uint32_t offered_until; /* likewise, of what tiers have of its page, if it was offered */
+    uint32_t favour;        /* what tree_favour counted, in units; 0: it is evicted in its turn */
+    uint64_t used;          /* clock of the last hit through it */
+    uint64_t resumed;       /* clock of the last hit that needed its window pages or state */
+    double key;             /* its order in the heap */
     /* With tiers: K(i) of a node that ends a page (to is TILE_TOKENS); K(0) of a root. */
     struct tier_key chain;
     union {
@@ -49,6 +54,12 @@ struct salt {
     size_t len;
     char bytes[];
 };
+
+/* Names of pages that were evicted or have expired lately: each in the one place that its first
+ * bits give, where a later one replaces it. */
+enum { GONE_MAX = 4096 };
+
+enum { FAVOUR_UNIT = 1024 }; /* bytes */
 
 /* Candidates for eviction, or for losing pages: one heap for leaves, one for inner nodes; the
  * lowest key is first. */
@@ -80,6 +91,11 @@ struct prefix_tree {
     struct tree_stats stats;
     bool chained; /* nodes have chain keys, which begin with this context's */
     struct tier_key context;
+    struct tier_key gone[GONE_MAX]; /* with them; the last bit says that it has expired */
+    /* Ends of lives: the time as tree_expire was told; no node expires before next_expiry; the
+     * next node to look at, and the first expiry of those before it. */
+    uint64_t now, next_expiry, expiry_seen;
+    uint32_t expire_at;
     /* formats of stored pages */
     bool requantizes;
     struct layout_rule stored_rule;
@@ -117,6 +133,23 @@ static inline bool may_drop(const struct prefix_tree *t, uint32_t x, uint32_t gr
     return g->span != UINT32_MAX && t->nodes[x].number >= g->kept_pages;
 }
 
+static inline bool has_expired(const struct prefix_tree *t, uint32_t x) {
+    return t->nodes[x].expires <= t->now && !is_root(t, x);
+}
+
+/* How many of the node's tokens are those of a prompt, at most `most`. */
+static inline uint32_t common_run(const struct node *n, const int32_t *tokens, uint32_t most) {
+    uint32_t run = (uint32_t)(n->to - n->from), m = 0;
+    run = run < most ? run : most;
+    while (m < run && n->tokens[n->from + m] == tokens[m])
+        m++;
+    return m;
+}
+
+static inline uint64_t node_favour(const struct prefix_tree *t, uint32_t x) {
+    return (uint64_t)t->nodes[x].favour * FAVOUR_UNIT;
+}
+
 static inline bool is_leaf(const struct prefix_tree *t, uint32_t x) {
     return t->nodes[x].first_child == NO_NODE;
 }
@@ -148,13 +181,18 @@ void node_page_tokens(const struct prefix_tree *t, uint32_t x, int32_t tokens[TI
 uint32_t node_before_page(const struct prefix_tree *t, uint32_t x);
 /* The root of node x. */
 uint32_t node_root(const struct prefix_tree *t, uint32_t x);
+/* The node is about to be removed: if it ends a page, that is known to be gone. */
+void node_note_gone(struct prefix_tree *t, uint32_t x, bool expired);
+/* Why the page of this name is not there, as far as is known. */
+kvasir_miss tree_why_gone(const struct prefix_tree *t, struct tier_key chain);
+void tree_forget_gone(struct prefix_tree *t);
 
 /* ---- nodes (tree_nodes.c) -------------------------------------------------------------------- */
 
 /* The child that begins with this token, or NO_NODE. */
 uint32_t node_find_child(const struct prefix_tree *t, uint32_t parent, int32_t token);
 /* The node that ends the page of these tokens after node `at`, which is a root or ends a page; or
- * NO_NODE. */
+ * NO_NODE: there is none, or it has expired. */
 uint32_t node_find_page(const struct prefix_tree *t, uint32_t at,
                         const int32_t tokens[TILE_TOKENS]);
 void node_link(struct prefix_tree *t, uint32_t parent, uint32_t x);
@@ -177,6 +215,13 @@ void node_remove(struct prefix_tree *t, uint32_t x);
 /* To call after a node lost a child, its last cursor or its state: merges it with its only
  * child, or updates its place among the candidates. */
 void node_settle(struct prefix_tree *t, uint32_t x);
+/* The node and its ancestors live until then at least (TREE-8). What tiers have of them is written
+ * again if it has less than half of that time left: so a conversation that renews its life with
+ * every turn is not written with every turn. */
+void node_keep(struct prefix_tree *t, uint32_t x, uint64_t expires);
+/* Bytes of its pages and its state. */
+uint64_t node_held_bytes(const struct prefix_tree *t, uint32_t x);
+void node_set_favour(struct prefix_tree *t, uint32_t x, uint64_t bytes);
 /* Makes the node reference this page of the group instead of its present one. */
 void node_hold_page(struct prefix_tree *t, uint32_t x, uint32_t group, struct kv_page page);
 /* Replaces the group's page `from` by `to` in the node and in its ancestors in the same page. */
@@ -185,6 +230,19 @@ void node_replace_page(struct prefix_tree *t, uint32_t x, uint32_t group, uint32
 /* TREE-2, before a node drops its page of the group: ancestors that share it take another
  * child's page. */
 void node_unshare_page_upwards(struct prefix_tree *t, uint32_t x, uint32_t group);
+
+/* ---- following a prompt (tree_walk.c) -------------------------------------------------------- */
+
+/* How far a prompt's tokens agree, and the longest length that can be used. */
+struct walk {
+    uint32_t node, matched; /* the last node, and how many of its tokens agree */
+    uint32_t common;        /* tokens that agree in all */
+    uint32_t best, length;  /* the node that contains token `length` - 1, or NO_NODE */
+};
+/* Follows n tokens; at most `usable` of them may be used. */
+struct walk tree_walk(const struct prefix_tree *t, uint32_t root, const int32_t *tokens, uint32_t n,
+                      uint32_t usable);
+kvasir_hit walk_hit_kind(const struct prefix_tree *t, const struct walk *w, uint32_t n);
 
 /* ---- eviction (tree_evict.c) ----------------------------------------------------------------- */
 

@@ -52,7 +52,7 @@ uint32_t node_find_page(const struct prefix_tree *t, uint32_t at,
                         const int32_t tokens[TILE_TOKENS]) {
     for (uint32_t i = 0; i < TILE_TOKENS;) {
         at = node_find_child(t, at, tokens[i]);
-        if (at == NO_NODE)
+        if (at == NO_NODE || has_expired(t, at))
             return NO_NODE;
         const struct node *n = &t->nodes[at];
         ASSERT(n->from == i);
@@ -133,6 +133,7 @@ uint32_t node_make(struct prefix_tree *t) {
 }
 
 static void node_free(struct prefix_tree *t, uint32_t x) {
+    node_set_favour(t, x, 0);
     t->nodes[x].next = t->free_node;
     t->free_node = x;
     t->stats.nodes--;
@@ -147,6 +148,43 @@ void node_hold_page(struct prefix_tree *t, uint32_t x, uint32_t group, struct kv
     if (mine->addr != NO_ADDR)
         page_unstore(t->cache->pool, mine->addr);
     *mine = page;
+}
+
+/* Whether what lives until `longer` has twice the time left of what lives until `expires`. */
+static bool lives_twice(const struct prefix_tree *t, uint64_t expires, uint64_t longer) {
+    const uint64_t left = expires > t->now ? expires - t->now : 0;
+    return longer > expires && longer - t->now >= 2 * left;
+}
+
+void node_keep(struct prefix_tree *t, uint32_t x, uint64_t expires) {
+    t->next_expiry = expires < t->next_expiry ? expires : t->next_expiry;
+    t->expiry_seen = expires < t->expiry_seen ? expires : t->expiry_seen;
+    for (; !is_root(t, x) && t->nodes[x].expires < expires; x = t->nodes[x].parent) {
+        struct node *n = &t->nodes[x];
+        if (n->offered && lives_twice(t, n->offered_until, expires)) {
+            n->outlives = true;
+            n->offered = false;
+        }
+        n->expires = (uint32_t)expires;
+    }
+}
+
+uint64_t node_held_bytes(const struct prefix_tree *t, uint32_t x) {
+    const struct kv_cache *c = t->cache;
+    uint64_t bytes = t->nodes[x].state == NO_ADDR ? 0 : c->state_page_bytes;
+    for (uint32_t g = 0; g < c->n_groups; g++) {
+        const struct kv_page *page = node_page(t, x, g);
+        bytes += page->addr == NO_ADDR ? 0 : c->layouts[g][page->layout].page_bytes;
+    }
+    return bytes;
+}
+
+void node_set_favour(struct prefix_tree *t, uint32_t x, uint64_t bytes) {
+    struct node *n = &t->nodes[x];
+    ASSERT(t->stats.pinned_bytes >= node_favour(t, x));
+    t->stats.pinned_bytes -= node_favour(t, x);
+    n->favour = (uint32_t)((bytes + FAVOUR_UNIT - 1) / FAVOUR_UNIT);
+    t->stats.pinned_bytes += node_favour(t, x);
 }
 
 void node_replace_page(struct prefix_tree *t, uint32_t x, uint32_t group, uint32_t from,
@@ -291,6 +329,7 @@ void node_split(struct prefix_tree *t, uint32_t x, uint32_t u, uint8_t cut) {
     upper->used = lower->used;
     upper->resumed = lower->resumed;
     upper->uses = lower->uses;
+    upper->expires = lower->expires;
     memcpy(upper->tokens, lower->tokens, upper->to * sizeof *upper->tokens);
     for (uint32_t g = 0; g < t->cache->n_groups; g++)
         if (node_page(t, x, g)->addr != NO_ADDR)
@@ -307,7 +346,8 @@ static bool node_can_merge(const struct prefix_tree *t, uint32_t x) {
     const struct node *n = &t->nodes[x];
     const uint32_t child = n->first_child;
     if (n->pins || n->hit_point || n->state != NO_ADDR || child == NO_NODE ||
-        t->nodes[child].next != NO_NODE || !in_parents_page(t, child))
+        t->nodes[child].next != NO_NODE || !in_parents_page(t, child) ||
+        t->nodes[child].expires != n->expires)
         return false;
     for (uint32_t g = 0; g < t->cache->n_groups; g++)
         if (node_page(t, x, g)->addr != node_page(t, child, g)->addr)
@@ -331,6 +371,8 @@ static void node_merge(struct prefix_tree *t, uint32_t u) {
     lower->resumed = upper->resumed > lower->resumed ? upper->resumed : lower->resumed;
     lower->uses = upper->uses > lower->uses ? upper->uses : lower->uses;
     lower->abandoned = upper->abandoned;
+    node_set_favour(t, x, node_favour(t, x) + node_favour(t, u));
+    node_set_favour(t, u, 0);
     node_link(t, parent, x);
     release_contents(t, u);
     node_free(t, u);

@@ -8,7 +8,7 @@
  *     inner nodes  with window pages or a state: those are dropped, the node is kept (TREE-3)
  *
  * Leaves at which no hit can end (a page or the state is gone) are evicted first, then abandoned
- * ones, then the rest.
+ * ones, then the rest; of those and of inner nodes the favoured ones (tree_favour) last.
  */
 #include "cache/tree_internal.h"
 
@@ -34,12 +34,14 @@ static double leaf_key(const struct prefix_tree *t, const struct node *n) {
 }
 
 static double node_key(const struct prefix_tree *t, uint32_t x) {
+    static const double LAST = 0x1p50; /* above the keys of all others; fractions still count */
     const struct node *n = &t->nodes[x];
+    const double later = n->favour ? LAST : 0;
     if (!is_leaf(t, x))
-        return (double)n->resumed;
+        return (double)n->resumed + later;
     if (is_useless(t, x))
         return -2;
-    return n->abandoned ? -1 : leaf_key(t, n);
+    return n->abandoned && !n->favour ? -1 : leaf_key(t, n) + later;
 }
 
 void node_note_use(struct prefix_tree *t, uint32_t x, bool resumes) {

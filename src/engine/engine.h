@@ -11,8 +11,9 @@
  *   seq_api.c      kvasir_seq: evaluation in steps, trim, fork, reading back
  *   batch_api.c    kvasir_batch: lists of sequences that take a step together
  *   scheduler.c    requests to steps: admission, fairness, preemption
- *   engine_api.c  engine_request.c  engine_stats.c
- *                  kvasir_engine: its thread and lists; requests, sampling, events; figures
+ *   engine_api.c  engine_request.c  engine_cache.c  engine_stats.c
+ *                  kvasir_engine: its thread and lists; requests, sampling, events; forgetting and
+ *                  explaining stored prefixes; figures
  *   prompt_cache.c  prompt_cache_save.c  prompt_cache_checksum.c
  *                  mlx-lm's prompt-cache files to sequences and back
  *   centre.c  centre_file.c

@@ -5,10 +5,12 @@
  *     any thread                          the engine's thread
  *       submit --> inbox --.                 take inbox, cancels, what to forget
  *       cancel --> flags --+--(mutex)-->     sched_step: admit, rows, pages, model
- *       forget --> list  --'                   next(): sample, text, stop texts --> on_event
+ *       forget --> list  --+                   next(): sample, text, stop texts --> on_event
+ *       calls  --> list  --'
  *       stats  <-- copy  <-----------------  publish the figures
  *
- * engine_request.c has requests, engine_stats.c the figures.
+ * engine_request.c has requests, engine_cache.c what is asked of stored prefixes, engine_stats.c
+ * the figures.
  *
  * One budget (I3): step buffers are charged to the pool at the start, what tasks hold beside pages
  * while they run, nodes of the tree as they are made. Waiting requests are not in the budget; their
@@ -140,22 +142,6 @@ void kvasir_engine_cancel(kvasir_engine *e, uint64_t id) {
     pthread_mutex_unlock(&e->mutex);
 }
 
-void kvasir_engine_forget(kvasir_engine *e, const char *salt) {
-    const size_t size = salt ? strlen(salt) + 1 : 0;
-    struct forget_order *order = salt ? mem_alloc(sizeof *order + size) : NULL;
-    if (order)
-        memcpy(order->salt, salt, size);
-    pthread_mutex_lock(&e->mutex);
-    if (order) {
-        order->next = e->forget;
-        e->forget = order;
-    } else { /* all; also if memory is short: better to forget too much than too little */
-        e->forget_all = true;
-    }
-    pthread_cond_signal(&e->wake);
-    pthread_mutex_unlock(&e->mutex);
-}
-
 /* ---- the thread ------------------------------------------------------------------------------ */
 
 /* A cancelled request that the scheduler has. Those still in the inbox are left for the next
@@ -179,48 +165,37 @@ static void cancel_request(struct kvasir_engine *e, struct request *q) {
         }
 }
 
-static void forget_salt(struct kvasir_engine *e, const char *salt) {
-    const size_t len = salt ? strlen(salt) : 0;
-    if (e->tiers)
-        tiers_forget(e->tiers, salt, len);
-    if (e->tree)
-        tree_forget(e->tree, salt, len);
+/* Waits for something to do, or until a load is late or a stored prefix expires: then returns
+ * false. */
+static bool wait_for_orders(struct kvasir_engine *e) {
+    const double expiry = cache_next_expiry(e);
+    double end = e->tiers ? tiers_next_deadline(e->tiers) : 0;
+    if (expiry > 0 && (end <= 0 || clock_seconds() + expiry < end))
+        end = clock_seconds() + expiry;
+    struct timespec until = {.tv_sec = (time_t)end};
+    until.tv_nsec = (long)((end - (double)until.tv_sec) * 1e9);
+    if (end > 0)
+        return pthread_cond_timedwait(&e->wake, &e->mutex, &until) != ETIMEDOUT;
+    pthread_cond_wait(&e->wake, &e->mutex);
+    return true;
 }
 
-static void forget(struct kvasir_engine *e, bool all, struct forget_order *orders) {
-    if (all)
-        forget_salt(e, NULL);
-    for (struct forget_order *o = orders, *next; o; o = next) {
-        next = o->next;
-        forget_salt(e, o->salt);
-        mem_free(o);
-    }
-}
-
-/* Waits for something to do, or until a load is late. */
-static void wait_for_orders(struct kvasir_engine *e) {
-    const double late = e->tiers ? tiers_next_deadline(e->tiers) : 0;
-    struct timespec until = {.tv_sec = (time_t)late};
-    until.tv_nsec = (long)((late - (double)until.tv_sec) * 1e9);
-    if (late <= 0)
-        pthread_cond_wait(&e->wake, &e->mutex);
-    else if (pthread_cond_timedwait(&e->wake, &e->mutex, &until) == ETIMEDOUT)
-        e->tiers_ready = true;
-}
-
-/* Takes what other threads have left, and waits for it if idle. False: the engine stops. */
-static bool take_orders(struct kvasir_engine *e, bool idle) {
+/* Takes what other threads have left, and waits for it if idle. *more: stored prefixes have expired
+ * and are not removed yet. False: the engine stops. */
+static bool take_orders(struct kvasir_engine *e, bool idle, bool *more) {
     pthread_mutex_lock(&e->mutex);
     while (idle && !e->stop && !e->inbox && !e->cancels && !e->forget_all && !e->forget &&
-           !e->tiers_ready)
-        wait_for_orders(e);
+           !e->calls && !e->tiers_ready && wait_for_orders(e))
+        ;
     e->tiers_ready = false;
     struct request *inbox = e->inbox;
     struct forget_order *orders = e->forget;
+    struct engine_call *calls = e->calls;
     const bool all = e->forget_all, cancels = e->cancels, stop = e->stop;
     e->inbox = NULL;
     e->inbox_end = &e->inbox;
     e->forget = NULL;
+    e->calls = NULL;
     e->forget_all = e->cancels = false;
     for (struct request *q = e->open; stop && q; q = q->next)
         atomic_store(&q->cancel, true);
@@ -233,8 +208,9 @@ static bool take_orders(struct kvasir_engine *e, bool idle) {
     if (cancels || stop)
         for (struct request *q; (q = find_cancelled(e)) != NULL;)
             cancel_request(e, q);
-    if (all || orders)
-        forget(e, all, orders);
+    *more = cache_tell_time(e);
+    cache_forget_orders(e, all, orders);
+    cache_run_calls(e, calls);
     return !stop;
 }
 
@@ -250,8 +226,8 @@ static bool requantize(struct kvasir_engine *e, bool idle) {
 static void *engine_thread(void *user) {
     enum { REST_NODES = 4096 }; /* looked at while idle, before orders are taken again */
     struct kvasir_engine *e = user;
-    bool idle = false;
-    while (take_orders(e, idle)) {
+    bool idle = false, more;
+    while (take_orders(e, idle, &more)) {
         uint32_t rows;
         kvasir_error err;
         const double start = clock_seconds();
@@ -260,7 +236,7 @@ static void *engine_thread(void *user) {
         const kvasir_status status = sched_step(e->sched, &rows, &err);
         if (rows && status == KVASIR_OK)
             stats_note_step(e, rows, clock_seconds() - start);
-        idle = rows == 0 && !requantize(e, true) &&
+        idle = rows == 0 && !more && !requantize(e, true) &&
                !(e->tiers && tiers_rest(e->tiers, REST_NODES)) &&
                !kv_pool_rest(kv_cache_pool(e->ctx->cache));
         if (rows) {
@@ -368,6 +344,8 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     }
     TRY(begin_stored_formats(e, o, err));
     TRY(engine_open_tiers(e, o, err));
+    if (e->tree && !e->tiers)
+        tree_remember_gone(e->tree);
     e->tiers_bytes = e->tiers ? tiers_fixed_bytes(e->tiers) : 0;
     TRY(make_scheduler(e, o, err));
     e->fit_tokens = longest_fit(e);
@@ -452,6 +430,8 @@ void kvasir_engine_destroy(kvasir_engine *e) {
     backend_destroy(e->backend);
     destroy_given_tiers(&e->given_tiers);
     kvasir_error changed;
+    if (e->tree)
+        (void)cache_tell_time(e); /* what has expired is not written */
     if (e->tiers && kvasir_model_verify(e->model, &changed) == KVASIR_OK)
         tiers_flush(e->tiers, e->flush_seconds);
     tiers_destroy(e->tiers);

@@ -44,6 +44,10 @@ struct request {
     struct request *inbox_next;
 };
 
+/* Something about stored prefixes that the engine's thread does between two steps (engine_cache.c).
+ */
+struct engine_call;
+
 /* Prefixes of a salt are to be forgotten. */
 struct forget_order {
     struct forget_order *next;
@@ -88,12 +92,22 @@ struct kvasir_engine {
     bool stop, cancels, forget_all;
     bool tiers_ready;            /* tiers_collect has something to do */
     struct forget_order *forget; /* salts of prefixes to be forgotten */
+    struct engine_call *calls;   /* the oldest first */
     kvasir_engine_stats stats;
     /* [n_formats], the first is "tables"; class_format: each class's entry, or 0 */
     kvasir_format_bytes formats[PAGE_CLASSES_MAX + 1];
     size_t n_formats;
     uint16_t class_format[PAGE_CLASSES_MAX];
 };
+
+/* ---- engine_cache.c: on the engine's thread ---- */
+/* What other threads ordered: forgetting all, forgetting salts, calls. The orders are freed. */
+void cache_forget_orders(struct kvasir_engine *e, bool all, struct forget_order *orders);
+void cache_run_calls(struct kvasir_engine *e, struct engine_call *calls);
+/* Tells the tree the time. True: what has expired takes more calls to remove. */
+bool cache_tell_time(struct kvasir_engine *e);
+/* Seconds until something expires; 0: nothing will. */
+double cache_next_expiry(const struct kvasir_engine *e);
 
 /* ---- tiers_api.c ---- */
 /* Makes the tiers that were given, or those of the options. */

@@ -30,6 +30,9 @@ static kvasir_event event_of(const struct choice *c, kvasir_event_kind kind) {
                           .prompt_done = q->prompt_done,
                           .completion_tokens = c->generated,
                           .hit = lead->hit.kind,
+                          .common_tokens = lead->hit.common,
+                          .why = lead->miss.why,
+                          .other_token = lead->miss.other,
                           .token = -1,
                           .text = ""};
 }
@@ -350,6 +353,12 @@ static kvasir_status check_request(const struct kvasir_engine *e, const kvasir_r
     if (r->weight > KVASIR_WEIGHT_MAX)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "request.weight", "%u is above %d", r->weight,
                           KVASIR_WEIGHT_MAX);
+    if (r->ttl_seconds > KVASIR_TTL_MAX)
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.ttl_seconds",
+                          "%" PRIu64 " is above %d", r->ttl_seconds, KVASIR_TTL_MAX);
+    if (r->no_store && (r->ttl_seconds || r->pin))
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.no_store",
+                          "cannot be combined with ttl_seconds or pin");
     return seq_check_tokens(e->ctx, r->tokens, r->n_tokens, err);
 }
 
@@ -369,6 +378,9 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
                             .cap = cap,
                             .tenant = r->tenant,
                             .weight = r->weight,
+                            .no_store = r->no_store,
+                            .pin = r->pin,
+                            .ttl_seconds = (uint32_t)r->ttl_seconds,
                             .detached = r->prompt_cache != NULL};
     TRY(sampler_create_shared(&sampling, model_config(e->model->model)->vocab, cap, e->scratch,
                               &c->sampler, err));
@@ -401,7 +413,7 @@ static const struct sized_struct SIZED_REQUEST = {
     .nested = &SIZED_SAMPLING,
     .nested_at = offsetof(kvasir_request, sampling),
 };
-_Static_assert(sizeof(kvasir_request) - sizeof(kvasir_sampling) == 136,
+_Static_assert(offsetof(kvasir_request, ttl_seconds) - sizeof(kvasir_sampling) == 136,
                "later fields begin here at the earliest (struct_size.h)");
 
 static kvasir_request request_defaults(void) {

@@ -108,6 +108,16 @@ const char *kvasir_hit_text(kvasir_hit hit) {
     return TEXTS[hit < KVASIR_HIT_KINDS ? hit : KVASIR_HIT_MISS];
 }
 
+const char *kvasir_miss_text(kvasir_miss why) {
+    static const char *const TEXTS[KVASIR_MISS_KINDS] = {
+        [KVASIR_MISS_NOTHING] = "nothing", [KVASIR_MISS_NOT_LOOKED_UP] = "not_looked_up",
+        [KVASIR_MISS_NEW] = "never_seen",  [KVASIR_MISS_EVICTED] = "evicted",
+        [KVASIR_MISS_EXPIRED] = "expired", [KVASIR_MISS_WINDOW] = "window_dropped",
+        [KVASIR_MISS_STATE] = "no_state",  [KVASIR_MISS_FORMATS] = "other_formats",
+    };
+    return TEXTS[why < KVASIR_MISS_KINDS ? why : KVASIR_MISS_NOTHING];
+}
+
 /* ---- the memory plan: settled when the engine was made, so any thread may ask ---------------- */
 
 void kvasir_engine_get_plan(const kvasir_engine *e, kvasir_memory_plan *plan) {

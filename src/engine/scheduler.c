@@ -105,9 +105,12 @@ kvasir_engine_stats sched_engine_stats(const struct sched *s) {
         .store_rejections = tree.rejections,
         .evicted_pages = tree.evicted_pages,
         .requantized_pages = tree.requantized_pages,
+        .pinned_bytes = tree.pinned_bytes,
+        .expired_tokens = tree.expired_tokens,
         .resident_bytes = pool.resident_bytes + pool.table_bytes + pool.charged_bytes,
     };
     memcpy(stats.hits, of.hits, sizeof stats.hits);
+    memcpy(stats.misses, of.misses, sizeof stats.misses);
     if (s->tiers)
         put_tiers(s, &stats);
     return stats;
@@ -192,6 +195,15 @@ static void release(struct sched *s, struct task *t) {
     t->rows = 0;
 }
 
+/* Whether the tree keeps what the task computes. */
+static bool is_stored(const struct sched *s, const struct task *t) {
+    return s->tree && !t->detached && !t->no_store;
+}
+
+static void store(struct sched *s, struct task *t, bool hit_point) {
+    tree_store_until(s->tree, &t->at, t->seq, hit_point, tree_expiry(s->tree, t->ttl_seconds));
+}
+
 /* Stores what the task has computed, as an entry that ends there, and frees what it holds. */
 static void suspend(struct sched *s, struct task *t) {
     uint32_t reached;
@@ -200,9 +212,11 @@ static void suspend(struct sched *s, struct task *t) {
     ASSERT(status == KVASIR_OK && reached == seq_length(t->seq));
     (void)status;
     t->held_bytes = seq_bytes(t->seq);
-    if (s->tree && !t->detached)
-        tree_store(s->tree, &t->at, t->seq, true);
-    if (s->tiers && !t->detached)
+    if (is_stored(s, t))
+        store(s, t, true);
+    if (is_stored(s, t) && t->pin)
+        tree_favour(s->tree, &t->at);
+    if (is_stored(s, t) && s->tiers)
         tiers_offer(s->tiers, &t->at);
     running_remove(s, t);
     share_stop(t);
@@ -254,7 +268,7 @@ static uint32_t common_tokens(const struct task *a, const struct task *b) {
 
 /* SCHED-4: whole pages of r's prompt that t will find in the tree if it waits. */
 static uint32_t shareable_prefix(const struct task *t, const struct task *r) {
-    if (r->detached || !same_salt(t, r))
+    if (r->detached || r->no_store || !same_salt(t, r))
         return 0;
     const uint32_t common = common_tokens(t, r);
     return (common < t->n_tokens ? common : t->n_tokens - 1) / TILE_TOKENS * TILE_TOKENS;
@@ -348,6 +362,10 @@ static void note_admission(struct sched *s, struct task *t, const struct tree_hi
         s->stats.prompt_tokens += t->n_prompt;
         s->stats.cached_tokens += length;
         s->stats.hits[hit->kind] += !t->detached;
+        t->miss = (struct tree_miss){KVASIR_MISS_NOT_LOOKED_UP, -1};
+        if (s->tree && !t->detached)
+            (void)tree_explain(s->tree, t->salt, t->salt_len, t->tokens, t->n_tokens, &t->miss);
+        s->stats.misses[t->miss.why]++;
         if (s->tree)
             tree_count(s->tree, &t->at, t->tokens, t->n_tokens);
         t->admission = ++s->admissions;
@@ -490,7 +508,7 @@ static uint32_t tier_point(const struct sched *s, const struct task *t) {
 /* Recurrent layers: steps end at lengths at which the tree is to store their state. */
 static bool is_hit_point(const struct sched *s, const struct task *t, uint32_t length) {
     const uint32_t every = s->options.snapshot_tokens;
-    return s->recurrent && s->tree && !t->detached && length > 0 &&
+    return s->recurrent && is_stored(s, t) && length > 0 &&
            (length == t->n_prompt - 1 || length == t->hit_point || length == tier_point(s, t) ||
             (every && length % every == 0));
 }
@@ -515,7 +533,7 @@ static bool has_room_for_state(const struct sched *s) {
 static uint32_t rows_left(const struct sched *s, const struct task *t) {
     const uint32_t at = seq_length(t->seq), every = s->options.snapshot_tokens;
     uint32_t end = t->n_tokens;
-    if (!s->recurrent || !s->tree || t->detached)
+    if (!s->recurrent || !is_stored(s, t))
         return end - at;
     if (at < t->n_prompt - 1 && t->n_prompt - 1 < end)
         end = t->n_prompt - 1;
@@ -666,9 +684,8 @@ static bool finish_step(struct sched *s, struct task *t, uint32_t rows, uint32_t
     share_run(t, length);
     const bool hit_point =
         is_hit_point(s, t, length) && (length < t->n_prompt || has_room_for_state(s));
-    if (s->tree && !t->detached &&
-        (hit_point || (length - rows) / TILE_TOKENS != length / TILE_TOKENS))
-        tree_store(s->tree, &t->at, t->seq, hit_point);
+    if (is_stored(s, t) && (hit_point || (length - rows) / TILE_TOKENS != length / TILE_TOKENS))
+        store(s, t, hit_point);
     if (length < t->n_tokens) {
         if (s->host.progress)
             s->host.progress(s->host.user, t);

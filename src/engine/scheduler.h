@@ -51,6 +51,9 @@ struct task {
     int32_t *tokens;         /* [cap]: the prompt, then what was generated */
     uint32_t n_prompt, cap;  /* cap: prompt and the longest answer */
     bool detached;           /* the host makes its sequence; the tree neither finds nor stores it */
+    bool no_store;           /* it may find stored prefixes; nothing of it is stored */
+    bool pin;                /* what it stores is evicted after all else (tree_favour) */
+    uint32_t ttl_seconds;    /* of what it stores, from when that is stored; 0: no limit */
     struct task **followers; /* [n_followers]: share this one's prompt and fork after it */
     uint32_t n_followers;
     uint64_t tenant; /* whose task it is; followers have the same */
@@ -62,8 +65,9 @@ struct task {
     struct kv_seq *seq;
     struct tree_cursor at;
     struct tree_hit hit; /* of its first admission */
-    bool admitted;       /* ever */
-    uint64_t admission;  /* the first one's number */
+    struct tree_miss miss;
+    bool admitted;      /* ever */
+    uint64_t admission; /* the first one's number */
     struct share *share;
     uint64_t prepaid;   /* tokens that the share has paid for and that have not been run */
     uint32_t run_to;    /* rows before it have been paid for, or came from the tree */
@@ -134,7 +138,7 @@ struct sched_stats {
     uint32_t running, waiting;
     uint64_t steps, preemptions;
     uint64_t prompt_tokens, cached_tokens, rerun_tokens, generated_tokens;
-    uint64_t hits[KVASIR_HIT_KINDS];
+    uint64_t hits[KVASIR_HIT_KINDS], misses[KVASIR_MISS_KINDS];
 };
 struct sched_stats sched_stats(const struct sched *s);
 /* The same with the pool's and the tree's; numbers that only a host knows are 0. */

@@ -38,7 +38,8 @@ struct http;
 struct http_exchange {
     char client[HTTP_ADDRESS_MAX]; /* the client's address */
     const char *method, *path;
-    const char *body; /* [body_len] and a NUL; until the reply, or http_drop_body */
+    const char *query; /* what follows '?', as it was sent; "": nothing */
+    const char *body;  /* [body_len] and a NUL; until the reply, or http_drop_body */
     size_t body_len;
     void *user; /* http_attach; NULL at first */
     /* what it owns, its body first; ends with the exchange unless others hold it, too. NULL: its
@@ -112,6 +113,16 @@ void http_quiesce(struct http *h); /* no new connections */
 /* Ends the threads. No exchange may be waiting any more. */
 void http_stop(struct http *h);
 
+/* The next "name=value" of a query, decoded as forms are: "%41" is "A", "+" a blank. *at: where to
+ * begin, first exchange->query; it is moved. name, value: strings. */
+enum { HTTP_PARAM_MAX = 1024 };
+enum http_param {
+    HTTP_PARAM_END,
+    HTTP_PARAM_NEXT,
+    HTTP_PARAM_BAD /* an invalid percent code, a NUL, or HTTP_PARAM_MAX bytes and more */
+};
+enum http_param http_query_next(const char **at, char name[HTTP_PARAM_MAX],
+                                char value[HTTP_PARAM_MAX]);
 /* Frees the body. In handle, or by the thread that is going to wake the suspended exchange. */
 void http_drop_body(struct http_exchange *exchange);
 const char *http_header(const struct http_exchange *exchange, const char *name); /* NULL: none */

@@ -88,6 +88,7 @@ static struct exchange *exchange_create(struct conn *c) {
         return NULL;
     x->c.method = x->head.method = "GET";
     x->c.path = x->head.path = "/";
+    x->c.query = x->head.query = "";
     x->c.body = "";
     peer_text(&c->peer, x->c.client);
     x->http = c->http;
@@ -243,6 +244,7 @@ static bool read_head(struct exchange *x, size_t n, struct http_problem *problem
     const bool good = head_parse(&x->head, x->head_text, n, problem);
     x->c.method = x->head.method;
     x->c.path = x->head.path;
+    x->c.query = x->head.query;
     x->close = x->head.close;
     return good;
 }

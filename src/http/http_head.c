@@ -11,6 +11,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "http/http.h"
 #include "util/http_status.h"
 #include "util/util.h"
 
@@ -119,7 +120,41 @@ static bool parse_target(struct http_head *h, char *target, struct http_problem 
     if (!decode_path(target, p))
         return false;
     h->path = target;
+    h->query = query ? query + 1 : "";
     return true;
+}
+
+/* One part of a parameter, up to `end`. False: it is none. */
+static bool decode_param(const char *from, const char *end, char out[HTTP_PARAM_MAX]) {
+    size_t n = 0;
+    for (; from < end; from++) {
+        char c = *from == '+' ? ' ' : *from;
+        if (c == '%') {
+            const int high = end - from > 2 ? hex(from[1]) : -1, low = high < 0 ? -1 : hex(from[2]);
+            if (low < 0)
+                return false;
+            c = (char)(high * 16 + low);
+            from += 2;
+        }
+        if (c == 0 || n + 1 == HTTP_PARAM_MAX)
+            return false;
+        out[n++] = c;
+    }
+    out[n] = 0;
+    return true;
+}
+
+enum http_param http_query_next(const char **at, char name[HTTP_PARAM_MAX],
+                                char value[HTTP_PARAM_MAX]) {
+    const char *begin = *at + strspn(*at, "&"), *end = begin + strcspn(begin, "&");
+    const char *equals = memchr(begin, '=', (size_t)(end - begin));
+    *at = end;
+    if (begin == end)
+        return HTTP_PARAM_END;
+    return decode_param(begin, equals ? equals : end, name) &&
+                   decode_param(equals ? equals + 1 : end, end, value)
+               ? HTTP_PARAM_NEXT
+               : HTTP_PARAM_BAD;
 }
 
 /* line: a string. */
@@ -250,7 +285,7 @@ static char *next_line(char **at) {
 
 bool head_parse(struct http_head *h, char *text, size_t n, struct http_problem *p) {
     ASSERT(n >= 2 && text[n - 1] == '\n');
-    *h = (struct http_head){.method = "GET", .path = "/"};
+    *h = (struct http_head){.method = "GET", .path = "/", .query = ""};
     char *at = text, *line = next_line(&at), *value;
     if (!line)
         return problem(p, HTTP_BAD_REQUEST, "the request is empty");

@@ -42,7 +42,7 @@ enum head_step head_scan(struct head_scan *scan, const char *data, size_t n,
 /* ---- what it says ---------------------------------------------------------------------------- */
 
 struct http_head {
-    const char *method, *path; /* path: decoded, without the query */
+    const char *method, *path, *query; /* path: decoded, without the query, which is not decoded */
     bool is_1_1, close, chunked, has_length, expects_continue;
     uint64_t length;
     size_t n_fields;
@@ -51,7 +51,7 @@ struct http_head {
     } fields[HTTP_FIELDS_MAX];
 };
 /* text: the n bytes of a whole head, and a NUL. Becomes the strings that *head refers to. False
- * with *problem; method and path are those found until then, or "GET" and "/". */
+ * with *problem; method, path and query are those found until then, or "GET", "/" and "". */
 bool head_parse(struct http_head *head, char *text, size_t n, struct http_problem *problem);
 /* The first with this name. NULL: none. */
 const char *head_field(const struct http_head *head, const char *name);

@@ -112,6 +112,17 @@ size_t accounts_count(struct accounts *all) {
     return n;
 }
 
+const char **accounts_keys(struct accounts *all, const char *name, size_t *n) {
+    *n = 0;
+    pthread_rwlock_rdlock(&all->keys);
+    const char **keys = mem_calloc(all->n + 1, sizeof *keys);
+    for (size_t i = 0; keys && i < all->n; i++)
+        if (!name || strcmp(all->items[i]->figures.name, name) == 0)
+            keys[(*n)++] = all->items[i]->key;
+    pthread_rwlock_unlock(&all->keys);
+    return keys;
+}
+
 /* An account that is not known yet. */
 static bool add(struct accounts *all, const char *key) {
     struct account *a = calloc(1, sizeof *a);

@@ -43,6 +43,9 @@ bool accounts_find(struct accounts *all, const char *given, struct account_view 
 void accounts_other(struct accounts *all, struct account_view *out);
 /* How many keys there are. */
 size_t accounts_count(struct accounts *all);
+/* [*n] keys with this name, or (name NULL) all that ever were, those of requests without a key and
+ * of the admin not among them. The array: mem_free; NULL: out of memory. */
+const char **accounts_keys(struct accounts *all, const char *name, size_t *n);
 /* Takes as long wherever they differ. */
 bool account_same_key(const char *given, const char *key);
 

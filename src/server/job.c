@@ -76,6 +76,8 @@ struct job {
     uint32_t prompt_tokens, cached_tokens, prompt_done, completion_tokens;
     uint64_t cache_bytes;
     kvasir_hit hit;
+    uint32_t common_tokens;
+    kvasir_miss why;
     kvasir_finish finish;
     struct metrics_request times; /* a copy of measured */
     int64_t sent_us;
@@ -105,7 +107,7 @@ static void job_free(struct job *j) {
     j->protocol->close(j->stream);
     api_request_free(&j->request);
     mem_free(j->body);
-    free(j->salt);
+    mem_free(j->salt);
     text_free(&j->out);
     mem_unreserve(j->taken.data, events_room(j));
     mem_unreserve(j->queue.data, events_room(j));
@@ -162,6 +164,8 @@ static void note_event(struct job *j, const kvasir_event *e) {
     j->cached_tokens = e->cached_tokens;
     j->prompt_done = e->prompt_done;
     j->hit = e->hit;
+    j->common_tokens = e->common_tokens;
+    j->why = e->why;
     j->completion_tokens += e->kind == KVASIR_EVENT_TOKEN;
     if (e->kind == KVASIR_EVENT_DONE) {
         j->finish = e->finish;
@@ -169,6 +173,22 @@ static void note_event(struct job *j, const kvasir_event *e) {
         if (e->error)
             j->error = *e->error;
     }
+}
+
+/* What GET /v1/cache/explain says of it later. */
+static void note_lookup(const struct job *j, const kvasir_event *e) {
+    const kvasir_request *r = &j->request.engine;
+    struct lookup l = {.key = j->key,
+                       .prompt_tokens = e->prompt_tokens,
+                       .common_tokens = e->common_tokens,
+                       .cached_tokens = e->cached_tokens,
+                       .why = e->why,
+                       .token = -1,
+                       .other_token = e->other_token};
+    memcpy(l.id, j->id, sizeof l.id);
+    if (!r->no_store && e->common_tokens < r->n_tokens)
+        l.token = r->tokens[e->common_tokens];
+    lookups_add(j->server->lookups, &l);
 }
 
 /* The event, its top tokens and its text, rounded up so that the next one is aligned. */
@@ -207,6 +227,8 @@ static void on_event(void *user, const kvasir_event *e) {
     const bool stream = j->request.stream, last = e->last;
     metrics_event(s->metrics, &j->measured, e, metrics_now_us());
     account_event(j->tenant.account, clock_seconds(), e, j->measured.started_us != 0);
+    if (e->kind == KVASIR_EVENT_START)
+        note_lookup(j, e);
     if (!stream) { /* the answer is this thread's until it is complete */
         struct charge *before = charge_enter(j->charge);
         api_answer_event(&j->answer, e);
@@ -320,23 +342,8 @@ static ssize_t fill(struct http_exchange *exchange, char *out, size_t max) {
 
 /* ---- from a body to the engine --------------------------------------------------------------- */
 
-char *job_salt(const struct server *s, const char *key, const char *asked) {
-    const size_t n = s->options.share_prefixes ? 0 : strlen(key), m = asked ? strlen(asked) : 0;
-    char *salt = malloc(n + m + 2), *at = salt;
-    if (!salt)
-        return NULL;
-    memcpy(at, key, n);
-    at += n;
-    if (n || m)
-        *at++ = '\n';
-    if (m)
-        memcpy(at, asked, m);
-    at[m] = 0;
-    return salt;
-}
-
 static bool set_salt(struct job *j, struct api_error *err) {
-    j->salt = job_salt(j->server, j->key, j->request.engine.salt);
+    j->salt = server_salt(j->server, j->key, j->request.engine.salt);
     if (!j->salt)
         return api_no_memory(err);
     j->request.engine.salt = j->salt;
@@ -348,6 +355,11 @@ static bool set_salt(struct job *j, struct api_error *err) {
 static bool check_limits(const struct job *j, struct api_error *err) {
     const struct server_options *o = &j->server->options;
     const size_t n = j->request.engine.n_tokens;
+    if (j->request.engine.pin && !j->tenant.sees_all) {
+        api_refuse(err, "cache.pin", "only the admin key may pin: memory is shared by all keys");
+        err->status = HTTP_FORBIDDEN;
+        return false;
+    }
     if (o->max_prompt_tokens && n > o->max_prompt_tokens)
         return api_refuse(err, j->protocol->prompt_field,
                           "the prompt has %zu tokens, at most %u are allowed", n,
@@ -644,6 +656,8 @@ struct job_record {
     uint32_t prompt_tokens, cached_tokens, completion_tokens;
     uint64_t cache_bytes;
     kvasir_hit hit;
+    uint32_t common_tokens;
+    kvasir_miss why;
     struct metrics_request times;
     char *body; /* the job's, taken; NULL unless options.log_prompts */
 };
@@ -665,6 +679,8 @@ static void record_job(struct job *j, unsigned status, struct job_record *out) {
                                .completion_tokens = j->completion_tokens,
                                .cache_bytes = j->cache_bytes,
                                .hit = j->hit,
+                               .common_tokens = j->common_tokens,
+                               .why = j->why,
                                .times = j->times,
                                .body = j->body};
     memcpy(out->id, j->id, sizeof out->id);
@@ -680,11 +696,12 @@ static void log_record(const struct server *s, const struct job_record *r, const
     const struct metrics_request *t = &r->times;
     log_add(s->log,
             "id=%s client_id=%s route=%s status=%u finish=%s prompt=%u cached=%u hit=%s "
-            "diverged_at=%u new=%u cache_bytes=%llu queue_ms=%lld first_token_ms=%lld "
-            "total_ms=%lld client=%s",
+            "diverged_at=%u common=%u why=%s new=%u cache_bytes=%llu queue_ms=%lld "
+            "first_token_ms=%lld total_ms=%lld client=%s",
             r->id, *r->client_id ? r->client_id : "-", r->route, r->status, r->finish,
             r->prompt_tokens, r->cached_tokens, kvasir_hit_text(r->hit), r->cached_tokens,
-            r->completion_tokens, (unsigned long long)r->cache_bytes,
+            r->common_tokens, kvasir_miss_text(r->why), r->completion_tokens,
+            (unsigned long long)r->cache_bytes,
             (long long)ms_between(t->submitted_us, t->started_us),
             (long long)ms_between(t->submitted_us, t->first_us),
             (long long)ms_between(t->submitted_us, metrics_now_us()), client);

@@ -192,6 +192,15 @@ static void cache_figures(struct metrics_page *p, const struct server_figures *f
            "Requests by how their prompt matched the prefix cache.");
     for (int i = 0; i < KVASIR_HIT_KINDS; i++)
         labelled(p, "kvasir_prefix_hits_total", "kind", kvasir_hit_text((kvasir_hit)i), s->hits[i]);
+    family(p, "kvasir_prefix_misses_total", "counter",
+           "Requests by why no more of their prompt came from the prefix cache.");
+    for (int i = 0; i < KVASIR_MISS_KINDS; i++)
+        labelled(p, "kvasir_prefix_misses_total", "why", kvasir_miss_text((kvasir_miss)i),
+                 s->misses[i]);
+    gauge(p, "kvasir_cache_pinned_bytes", "", (double)s->pinned_bytes,
+          "Bytes of prefixes that requests pinned, at the time.");
+    counter(p, "kvasir_cache_expired_tokens_total", "", s->expired_tokens,
+            "Tokens of stored prefixes that were removed because their time was over.");
     counter(p, "kvasir_cache_evicted_pages_total", "", s->evicted_pages,
             "Pages and states of stored prefixes that were evicted.");
     counter(p, "kvasir_cache_store_rejections_total", "", s->store_rejections,

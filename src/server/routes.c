@@ -249,10 +249,14 @@ static enum http_step run_cancel(struct server *s, struct http_exchange *exchang
 
 static enum http_step run_forget(struct server *s, struct http_exchange *exchange,
                                  const struct route *r, const struct tenant *t) {
-    (void)r, (void)t;
-    kvasir_engine_forget(s->engine, NULL);
-    return reply_json(s, exchange, HTTP_OK,
-                      json_pack("{s:s, s:b}", "status", "cleared", "rewarm_scheduled", 0));
+    (void)r;
+    return forget_begin(s, exchange, t);
+}
+
+static enum http_step run_explain(struct server *s, struct http_exchange *exchange,
+                                  const struct route *r, const struct tenant *t) {
+    return strcmp(r->method, "POST") == 0 ? explain_begin(s, exchange, t)
+                                          : explain_recent(s, exchange, t);
 }
 
 static const struct route ROUTES[] = {
@@ -273,6 +277,8 @@ static const struct route ROUTES[] = {
     {"DELETE", "/v1/cache", "forget", ADMIN, run_forget, NULL, NULL},
     {"DELETE", "/v1/cache/prefix", "forget", ADMIN, run_forget, NULL, NULL},
     {"GET", "/v1/cache/stats", "cache_stats", KEY, run_cache_stats, NULL, NULL},
+    {"GET", "/v1/cache/explain", "explain", KEY, run_explain, NULL, NULL},
+    {"POST", "/v1/cache/explain", "explain", KEY, run_explain, NULL, NULL},
     {"GET", "/v1/status", "status", KEY, run_now, NULL, NULL},
     {"GET", "/metrics", "metrics", KEY, run_metrics, NULL, NULL},
     {"GET", "/", "page", ANYONE, run_page, NULL, NULL},

@@ -212,12 +212,13 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
     s->metrics = metrics_create(info.ctx, s->started_us);
     s->most_prompt_tokens = most_prompt_tokens(s, info.ctx);
     s->work = work_pool_create();
+    s->lookups = lookups_create();
     s->log = o->on_log ? log_create(o->on_log, o->log_user) : NULL;
     s->accounts = accounts_create(o->max_waiting);
     s->needs_key = o->n_api_keys > 0;
     s->options.api_keys = NULL; /* borrowed until here */
     if (!good || !s->metrics || !s->accounts || !server_set_keys(s, o->api_keys, o->n_api_keys) ||
-        !s->work || (o->on_log && !s->log)) {
+        !s->work || !s->lookups || (o->on_log && !s->log)) {
         server_destroy(s);
         return err->code;
     }
@@ -286,6 +287,7 @@ void server_destroy(struct server *s) {
     http_stop(s->admin_http);
     work_pool_destroy(s->work);
     log_destroy(s->log);
+    lookups_destroy(s->lookups);
     metrics_destroy(s->metrics);
     accounts_destroy(s->accounts);
     mem_free(s->proxies);

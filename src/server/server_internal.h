@@ -42,6 +42,7 @@ struct server {
     atomic_bool draining, stopping, model_lost;
     struct log *log; /* NULL: none is kept */
     struct work_pool *work;
+    struct lookups *lookups;     /* of recent requests */
     uint32_t most_prompt_tokens; /* 0: any number */
     struct warm *warm;           /* NULL: no prompts are put into the cache */
     /* under the mutex */
@@ -121,11 +122,40 @@ const char *origin_refused(const struct server *s, const struct http_exchange *e
 bool proxies_read(const struct server_options *o, struct http_net **out, size_t *n,
                   kvasir_error *err);
 
+/* ---- stored prefixes (lookups.c, cache_task.c) ----------------------------------------------- */
+
+/* The salt of a key's requests with this cache_salt (or NULL). It contains the key, so that no
+ * other tenant finds its prefixes, unless all share them. mem_free; NULL: out of memory. */
+char *server_salt(const struct server *s, const char *key, const char *cache_salt);
+
+/* What a request found when it began to run. */
+struct lookup {
+    char id[JOB_ID_MAX]; /* of its answer */
+    const char *key;     /* its tenant's; outlives the server's threads */
+    uint32_t prompt_tokens, common_tokens, cached_tokens;
+    kvasir_miss why;
+    int32_t token, other_token; /* after those in common: the prompt's, the stored one; -1: none */
+};
+/* The last few hundred. */
+struct lookups *lookups_create(void); /* NULL: out of memory */
+void lookups_destroy(struct lookups *all);
+void lookups_add(struct lookups *all, const struct lookup *l);
+bool lookups_find(struct lookups *all, const char *id, struct lookup *out);
+
+/* DELETE /v1/cache: all, or a salt that the query or the body names. */
+enum http_step forget_begin(struct server *s, struct http_exchange *exchange,
+                            const struct tenant *tenant);
+/* POST /v1/cache/explain: the body is that of a request. GET: of a recent request. */
+enum http_step explain_begin(struct server *s, struct http_exchange *exchange,
+                             const struct tenant *tenant);
+enum http_step explain_recent(struct server *s, struct http_exchange *exchange,
+                              const struct tenant *tenant);
+
+/* More (1) or fewer (-1) requests are open that are not in the list of jobs (text_task.c). */
+void server_count_open(struct server *s, int n);
+
 /* ---- jobs (job.c) ---------------------------------------------------------------------------- */
 
-/* The engine's salt of requests that ask for the salt `asked` (NULL: none): it contains the
- * tenant's key, so that no other tenant finds its prefixes. free; NULL: out of memory. */
-char *job_salt(const struct server *s, const char *key, const char *asked);
 /* Has a worker read the body and submit it to the engine. */
 enum http_step job_begin(struct server *s, struct http_exchange *exchange,
                          const struct protocol *protocol, const struct tenant *tenant);

@@ -72,8 +72,7 @@ static struct text_task *text_task_of(const struct http_exchange *exchange) {
     return exchange->user;
 }
 
-/* More or fewer requests are open. */
-static void count_open(struct server *s, int n) {
+void server_count_open(struct server *s, int n) {
     pthread_mutex_lock(&s->mutex);
     ASSERT(n > 0 || s->n_jobs > 0);
     const uint32_t before = s->n_jobs;
@@ -132,7 +131,7 @@ static void done(struct http_exchange *exchange, unsigned status) {
     if (status >= HTTP_BAD_REQUEST)
         log_add(t->server->log, "route=%s status=%u client=%s", t->route, status, exchange->client);
     account_end(t->account);
-    count_open(t->server, -1);
+    server_count_open(t->server, -1);
     text_free(&t->answer);
     free(t);
 }
@@ -160,7 +159,7 @@ enum http_step text_task_begin(struct server *s, struct http_exchange *exchange,
     t->protocol = protocol;
     t->kind = kind;
     text_end_begin(&t->end, s, 0);
-    count_open(s, 1);
+    server_count_open(s, 1);
     if (!http_attach(exchange, t))
         gone(exchange);
     work_pool_add(s->work, &t->work);

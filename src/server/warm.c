@@ -95,7 +95,7 @@ static bool keep(const struct warm *w, const struct api_request *r, struct warm_
     const struct server_options *o = &w->server->options;
     p->n = r->engine.n_tokens;
     p->tokens = mem_calloc(p->n, sizeof *p->tokens);
-    p->salt = job_salt(w->server, o->warm_key ? o->warm_key : "", r->engine.salt);
+    p->salt = server_salt(w->server, o->warm_key ? o->warm_key : "", r->engine.salt);
     if (!p->tokens || !p->salt)
         return false;
     memcpy(p->tokens, r->engine.tokens, p->n * sizeof *p->tokens);
@@ -117,7 +117,7 @@ static kvasir_status read_line(struct warm *w, const char *text, size_t len, siz
         w->prompts[f->prompts++] = p;
     if (!good) {
         mem_free(p.tokens);
-        free(p.salt);
+        mem_free(p.salt);
         return fail(err, KVASIR_ERR_MEMORY, "out of memory for the prompts of the cache");
     }
     if (most && p.n >= most)
@@ -387,7 +387,7 @@ void warm_destroy(struct warm *w) {
         pthread_join(w->thread, NULL);
     for (uint64_t i = 0; i < w->figures.prompts; i++) {
         mem_free(w->prompts[i].tokens);
-        free(w->prompts[i].salt);
+        mem_free(w->prompts[i].salt);
     }
     mem_free(w->prompts);
     mem_free(w);

@@ -18,8 +18,8 @@ import time
 PROGRAM, MODEL = sys.argv[1:]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 SECRET = "xyzzyplugh"  # part of prompts, must not be in the log
-FIELDS = ("id client_id route status finish prompt cached hit diverged_at new cache_bytes queue_ms "
-          "first_token_ms total_ms client").split()
+FIELDS = ("id client_id route status finish prompt cached hit diverged_at common why new "
+          "cache_bytes queue_ms first_token_ms total_ms client").split()
 
 
 def check(good, *what):
@@ -136,6 +136,7 @@ def test_log(prompts):
         check((one["status"], one["finish"], one["hit"]) == ("200", "length", "miss"), one)
         check(one["prompt"] == str(usage["prompt_tokens"]) and one["new"] == "8", one)
         check(one["cached"] == one["diverged_at"] == "0" and int(one["cache_bytes"]) > 0, one)
+        check(one["common"] == "0" and one["why"] == "never_seen", one)
         check(0 <= int(one["queue_ms"]) <= int(one["first_token_ms"]) <= int(one["total_ms"]), one)
 
         status, b = s.chat("Once upon a time " + SECRET, X_Request_Id="mine-1")
@@ -144,6 +145,7 @@ def test_log(prompts):
         cached = b["usage"]["prompt_tokens_details"]["cached_tokens"]
         check(cached > 0 and two["cached"] == two["diverged_at"] == str(cached), two, b)
         check(two["client_id"] == "mine-1" and two["hit"] == "supersequence", two)
+        check(two["common"] == two["prompt"] and two["why"] == "nothing", two)
 
         # a refused request has a line in the log, without its text
         for body, place in ((b'{"messages": "' + SECRET.encode(), "invalid JSON"),

@@ -337,6 +337,100 @@ def test_forget():
         s.end()
 
 
+def forget(s, query="", body=None):
+    status, text = s.ask("DELETE", "/v1/cache" + query, body)
+    check(status == 200, status, text)
+    return json.loads(text)["forgotten"]
+
+
+def check_salts(s, p, there, gone):
+    for salt in there:
+        check(s.answer(p, cache_salt=salt)[0] >= 256, "there", salt)
+    for salt in gone:
+        # what is asked here must not be what the next server finds
+        check(s.answer(p, cache_salt=salt, cache={"no_store": True})[0] == 0, "forgotten", salt)
+
+
+def forget_salts(flags):
+    """One salt is forgotten, in memory and below, by either spelling; the others stay."""
+    p = prompt(300, 92)
+    with Server(model("llama"), *flags) as s:
+        for salt in ("", "a", "b", "c d"):
+            check(s.answer(p, cache_salt=salt)[0] == 0, "a salt's first request", salt)
+        s.end()
+    with Server(model("llama"), *flags) as s:
+        check_salts(s, p, ["a"], [])
+        found = forget(s, "?salt=a")
+        check(found["tokens"] >= 300 and found["bytes"] > 0 and found["entries"] == 1, found)
+        for query, body in (("?salt=nobody", None), ("?salt=a", None), ("", {"salt": "x"}),
+                            ("?salt=c+d", None)):  # the last one: below memory only
+            check(forget(s, query, body) == {"entries": 0, "tokens": 0, "bytes": 0}, query, body)
+        check_salts(s, p, ["", "b"], ["a", "c d"])
+        found = forget(s, body={"salt": "b"})
+        check(found["tokens"] >= 300, found)
+        check_salts(s, p, [""], ["a", "b", "c d"])
+        s.end()
+    with Server(model("llama"), *flags) as s:
+        check_salts(s, p, [""], ["a", "b", "c d"])
+        check(forget(s, "?salt=")["tokens"] >= 300, "the empty salt")
+        check_salts(s, p, [], ["", "a"])
+        s.answer(p, cache_salt="b")
+        s.end()
+    with Server(model("llama"), *flags) as s:
+        check_salts(s, p, ["b"], ["", "a", "c d"])
+        for path, body in (("?sal=a", None), ("?salt=a&salt=b", None), ("?salt=%zz", None),
+                           ("?salt=a%00", None), ("?tenant=x", None), ("", {"salt": 5}),
+                           ("", {"salt": None}), ("", {"slat": "a"}), ("?salt=a", {"salt": "b"}),
+                           ("", ["a"])):
+            status, text = s.ask("DELETE", "/v1/cache" + path, body)
+            check(status == 400, path, body, status, text)
+        check(s.ask("DELETE", "/v1/cache?salt=b&tenant=x")[0] == 404, "an unknown tenant")
+        check_salts(s, p, ["b"], [])
+        s.end()
+
+
+def test_forget_salt():
+    forget_salts(["--cache-dir", "salts"])
+    is_clean("salts")
+
+
+def no_store_and_ttl(flags, count):
+    """What must not be stored is not; what may be stored for a while is found for that long."""
+    p, q = prompt(300, 93), prompt(300, 94)
+    [want] = cold(model("llama"), [], [p])
+    with Server(model("llama"), *flags) as s:
+        for i in range(2):
+            check(s.answer(p, cache={"no_store": True}) == (0, want), "nothing is stored", i)
+        check(len(s.answer(p, cache={"no_store": True}, n=6)[1]) == 1, "an answer")
+        s.end()
+    before = count()
+    with Server(model("llama"), *flags) as s:
+        check(s.answer(p, cache={"ttl": 1000}) == (0, want), "not even below")
+        s.answer(q, cache={"ttl": 3})
+        end = time.time() + 3
+        s.end()
+    check(count() > before, "records", count(), before)
+    time.sleep(max(end - time.time(), 0))
+    with Server(model("llama"), *flags) as s:
+        cached, said = s.answer(p)
+        check(cached >= 256 and said == want, "its time is not over", cached)
+        check(s.answer(q)[0] == 0, "its time is over")
+        s.end()
+    with Server(model("llama"), *flags) as s:
+        check(s.answer(q)[0] >= 256, "stored again, for good")
+        status, text = s.ask("POST", "/v1/cache/explain", {"prompt": p})
+        x = json.loads(text)
+        check(status == 200 and x["common_tokens"] == 0 and x["why"] == "never_seen", text)
+        check(x["store_tokens"] == (256 if "--cache-dir" in flags else 0), text)
+        s.end()
+
+
+def test_no_store_and_ttl():
+    no_store_and_ttl(["--cache-dir", "lives"], lambda: sum(map(os.path.getsize,
+                                                               segments("lives"))))
+    is_clean("lives")
+
+
 # ---- a shared store ------------------------------------------------------------------------------
 
 class Redis:
@@ -459,11 +553,18 @@ def test_remote_and_disk():
         redis.start()
 
 
+def test_remote_salts_and_lives():
+    with Redis() as redis:
+        flags = ["--cache-remote", f"redis://127.0.0.1:{redis.port}"]
+        no_store_and_ttl(flags, redis.settled)
+        forget_salts(flags)
+
+
 REDIS = shutil.which("redis-server") or shutil.which("valkey-server")
 TESTS = [test_restart, test_kill, test_other_weights, test_other_formats, test_damage, test_full,
-         test_folders, test_forget]
+         test_folders, test_forget, test_forget_salt, test_no_store_and_ttl]
 if REDIS:
-    TESTS += [test_remote, test_remote_and_disk]
+    TESTS += [test_remote, test_remote_and_disk, test_remote_salts_and_lives]
 
 
 def run(tests):

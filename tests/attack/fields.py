@@ -55,6 +55,9 @@ VALUES = [
     {"type": "json_schema", "json_schema": {}},
     {"type": 5},
     {"include_usage": 1},
+    {"no_store": True},
+    {"ttl": 1, "pin": True},
+    {"no_store": 1, "ttl": -1, "other": None},
     [[[[[[[[{}]]]]]]]],
     {"a": {"a": {"a": {"a": []}}}},
 ]
@@ -62,7 +65,7 @@ FIELDS = """model messages prompt max_tokens max_completion_tokens n temperature
 stop stop_token_ids seed logit_bias logprobs top_logprobs stream stream_options response_format
 tools tool_choice user repetition_penalty presence_penalty frequency_penalty repetition_context_size
 presence_context_size frequency_context_size xtc_probability xtc_threshold ignore_eos cache_salt
-prompt_cache continue_final_message add_generation_prompt chat_template chat_template_kwargs
+cache prompt_cache continue_final_message add_generation_prompt chat_template chat_template_kwargs
 reasoning_effort documents suffix echo best_of functions function_call min_tokens system
 stop_sequences thinking metadata service_tier content tokens add_special parse_special
 return_token_strs min_tokens_to_keep parallel_tool_calls store modalities control_tokens""".split()
@@ -77,6 +80,7 @@ ROUTES = {
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1]},
     "/apply-template": {"messages": HELLO},
+    "/v1/cache/explain": {"prompt": "hi"},
 }
 
 

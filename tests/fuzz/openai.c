@@ -85,6 +85,7 @@ static void check_anthropic_refusal(const struct api_error *err) {
                                          "tool_choice",
                                          "container",
                                          "cache_salt",
+                                         "cache",
                                          "mcp_servers",
                                          "output_format",
                                          "top_k",

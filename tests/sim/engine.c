@@ -11,7 +11,6 @@
  * resume from the tree, are evaluated alone or in batches, forked, trimmed, stored, requantized to
  * the formats that they have. Budgets are often too small for all, so that requests wait and are
  * preempted. After every operation the tree and the budget are checked, at the end nothing is left.
- *
  * Models, formats and rotation take turns by the world's seed (sim_worlds.h). The rows compared for
  * each shape are counted, and a run long enough for all pairs fails if one is missing.
  *
@@ -30,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "engine/scheduler.h"
@@ -71,7 +71,7 @@ enum op_kind {
     OP_SUBMIT, /* string, prompt, answer, followers */
     OP_STEPS,  /* how many */
     OP_CANCEL, /* which */
-    OP_EVICT,  /* KiB */
+    OP_EVICT,  /* KiB; or seconds pass: whether, how many, nodes to look at */
     OP_FORGET,
     OP_SEQ_NEW, /* string, most tokens to look for */
     OP_SEQ_EVAL,
@@ -123,6 +123,7 @@ struct run {
     struct tiers *tiers;
     struct sched *sched;
     uint64_t room; /* of the budget, for requests */
+    uint64_t now;  /* for the tree, in seconds since 1970 */
     const float *logits;
     struct answer answers[TASKS_MAX];
     uint32_t n_answers;
@@ -258,7 +259,10 @@ static struct answer *make_answer(struct run *r, const struct op *op) {
                             .cap = prompt + reply,
                             .tenant = op->c >> 8 & 3,
                             .weight = op->c >> 10 & 7,
-                            .detached = (op->d & 31) == 31};
+                            .detached = (op->d & 31) == 31,
+                            .no_store = (op->d >> 7 & 7) == 0,
+                            .ttl_seconds = op->d >> 10 & 3 ? 0 : 1 + (op->d >> 12 & 3),
+                            .pin = (op->d >> 14 & 3) == 0};
     a->task.tokens = malloc((prompt + reply) * sizeof(int32_t));
     memcpy(a->task.tokens, r->p->w->tokens[a->string], prompt * sizeof(int32_t));
     return a;
@@ -465,8 +469,12 @@ static void do_op(struct run *r, const struct op *op) {
         op_cancel(r, op->a);
         return;
     case OP_EVICT:
-        if (r->tree)
+        if (r->tree && op->b % 2) {
+            r->now += op->c % 4;
+            (void)tree_expire(r->tree, r->now, op->d % 256);
+        } else if (r->tree) {
             (void)!tree_make_room(r->tree, (uint64_t)(op->a % 1024) << 10);
+        }
         return;
     case OP_FORGET:
         if (r->tiers && op->a % 4 == 0)
@@ -532,6 +540,9 @@ static void begin_run(struct run *r) {
          &err);
     if (!r->p->no_tree)
         need(r, tree_create(r->ctx->cache, 1000, &r->tree, &err), &err);
+    r->now = (uint64_t)time(NULL);
+    if (r->tree)
+        (void)tree_expire(r->tree, r->now, 0);
     r->tiers = sim_tiers_create(&r->p->tiers, (struct faulty_store **)r->p->w->stores, r->tree);
     const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(r->ctx->cache));
     r->room = pool.budget_bytes - pool.charged_bytes;

@@ -283,6 +283,8 @@ static bool store(struct world *w, struct live *l, bool point) {
                    entries = tree_stats(w->tree).entries;
     tree_store(w->tree, &l->at, l->seq, point);
     const bool whole = tree_stats(w->tree).rejections == rejections;
+    if (point && length % 16 == 3) /* changes only what is evicted first */
+        tree_favour(w->tree, &l->at);
     if (l->at.node == TREE_NOWHERE) { /* nothing is stored, but the limits are kept */
         (void)learn_limits(w, entries);
         return false;

@@ -90,6 +90,9 @@ static void take_down(struct answer *a, const kvasir_event *e) {
     a->prompt_done = e->prompt_done;
     a->cached_tokens = e->cached_tokens;
     a->hit = e->hit;
+    a->common_tokens = e->common_tokens;
+    a->why = e->why;
+    a->other_token = e->other_token;
     a->starts += e->kind == KVASIR_EVENT_START;
     a->progress += e->kind == KVASIR_EVENT_PROGRESS;
     if (e->kind == KVASIR_EVENT_TOKEN)

@@ -33,8 +33,10 @@ struct answer {
     uint32_t hold_at;    /* at this many, the engine's thread waits for answers_release */
     struct answer_choice choices[ANSWER_CHOICES];
     uint32_t starts, progress, lasts;
-    uint32_t prompt_tokens, cached_tokens, prompt_done;
+    uint32_t prompt_tokens, cached_tokens, prompt_done, common_tokens;
     kvasir_hit hit;
+    kvasir_miss why;
+    int32_t other_token;
     kvasir_error error;
     const char *wrong; /* the first event that breaks a rule, or NULL */
 };

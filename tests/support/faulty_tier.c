@@ -203,6 +203,7 @@ static bool faulty_write(struct tier *base, const struct record_head *head, cons
     if (*at) { /* equal keys mean equal bytes */
         ASSERT((*at)->head.bytes == head->bytes);
         ASSERT(memcmp((*at)->payload, payload, head->bytes) == 0);
+        (*at)->head = *head; /* it may have been dropped, to be written with another life */
         free(r);
     } else {
         *at = r;

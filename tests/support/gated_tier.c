@@ -54,6 +54,7 @@ static bool gated_write(struct tier *t, const struct record_head *head, const vo
     const bool written = !p->full && gated(t)->below->ops->write(gated(t)->below, head, payload);
     pthread_mutex_lock(&p->mutex);
     p->writes += written;
+    p->expires = written ? head->expires : p->expires;
     if (written && head->kind == RECORD_PAGE)
         p->written_by_bits[head->k.bits % 9]++;
     pthread_mutex_unlock(&p->mutex);

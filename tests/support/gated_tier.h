@@ -19,7 +19,8 @@ struct place {
     uint32_t read_from; /* GATE_READ is for pages from this number on */
     uint32_t at[GATES]; /* calls that wait at a gate */
     uint32_t finds, reads, read_by_bits[9], writes, written_by_bits[9];
-    bool full; /* writes fail */
+    bool full;        /* writes fail */
+    uint64_t expires; /* of the last record that was written */
 };
 
 struct place *place_new(void);

@@ -382,7 +382,7 @@ static void test_destroy_ends_all_requests(void **state) {
 
 /* ---- preemption ------------------------------------------------------------------------------ */
 
-static void check_preemption(bool no_prefix_cache, uint32_t n) {
+static void check_preemption(bool no_prefix_cache, bool no_store, uint32_t n) {
     enum { ANSWER = 120 };
     kvasir_engine_options o = answers_options(48);
     kvasir_engine *big = answers_engine(model, &o);
@@ -396,6 +396,7 @@ static void check_preemption(bool no_prefix_cache, uint32_t n) {
         a[i] = request(i, ANSWER);
         b[i] = request(i, ANSWER);
         a[i]->request.n = b[i]->request.n = n;
+        b[i]->request.no_store = no_store;
         need(answer_submit(big, a[i], &err));
         need(answer_submit(small, b[i], &err));
     }
@@ -414,17 +415,18 @@ static void check_preemption(bool no_prefix_cache, uint32_t n) {
     assert_int_equal(engine_settled(big).preemptions, 0);
     s = engine_settled(small);
     assert_true(s.preemptions > 0);
-    assert_true(!no_prefix_cache || (s.rerun_tokens > 0 && s.stored_bytes == 0));
+    assert_true((!no_prefix_cache && !no_store) || (s.rerun_tokens > 0 && s.stored_bytes == 0));
     kvasir_engine_destroy(big);
     kvasir_engine_destroy(small);
 }
 
 static void test_preempted_requests_give_the_same_tokens(void **state) {
     (void)state;
-    check_preemption(false, 1);
-    check_preemption(true, 1);
-    check_preemption(false, 3);
-    check_preemption(true, 3);
+    for (uint32_t n = 1; n <= 3; n += 2) {
+        check_preemption(false, false, n);
+        check_preemption(true, false, n);
+        check_preemption(false, true, n);
+    }
 }
 
 int main(void) {

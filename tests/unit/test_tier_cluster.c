@@ -253,7 +253,16 @@ static void test_forget(void **state) {
     (void)state;
     NEEDS_CLUSTER();
     struct tier *t = make(1, ""); /* has seen no MOVED: it must ask */
+    long long before[NODES], left = 0;
+    for (int i = 0; i < NODES; i++)
+        before[i] = ask(i, NULL, 0, "DBSIZE");
     t->ops->forget(t, records[0].head.context, &records[0].head.root);
+    for (int i = 0; i < NODES; i++) { /* each had some of this root, and of the other */
+        const long long after = ask(i, NULL, 0, "DBSIZE");
+        assert_true(after > 0 && after < before[i]);
+        left += after;
+    }
+    assert_int_equal(left, N / 2);
     assert_int_equal(find_all(t), N / 2);
     for (int i = 0; i < N; i++)
         assert_int_equal(record_found(t, &records[i]), i % 2);

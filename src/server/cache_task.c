@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cache_task.c: requests about stored prefixes that the engine answers between two steps:
+ *
+ *     HTTP thread                    worker                      engine's thread
+ *       begin: attach, add    -->      run: reads the body,
+ *       (suspended)                    asks the engine     -->     on_...: copies, wakes
+ *       go_on: reply          <------------------------------------'
+ *
+ * While it is suspended the exchange cannot end, so the task is the worker's and then the engine's
+ * until that wakes it. Nobody waits on a thread of its own.
+ *
+ * Whose prefixes: a salt is a key and the cache_salt of requests (server_salt). DELETE names the
+ * second, and by the name of its keys a tenant; without one the salt of every key is meant.
+ */
+#include "server/text_task.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct cache_task {
+    struct task task; /* first */
+    struct work work;
+    struct server *server;
+    struct account *account;
+    struct http_exchange *exchange;
+    const char *route, *key;
+    bool all_salts; /* of explain: what other salts have is told, too */
+    struct text_end end;
+    atomic_bool finished;
+    /* of DELETE; from the query, then from the body */
+    char *salt, *tenant; /* NULL: not given */
+    const char **salts;  /* [n_salts], mem_free each */
+    size_t n_salts;
+    struct api_request request; /* of explain */
+    /* of the engine's thread or the worker, then of the HTTP thread */
+    bool good;
+    kvasir_forgotten forgotten;
+    kvasir_explanation explained;
+    struct api_error err;
+};
+
+static struct cache_task *task_of(const struct http_exchange *exchange) {
+    return exchange->user;
+}
+
+char *server_salt(const struct server *s, const char *key, const char *cache_salt) {
+    const char *asked = cache_salt ? cache_salt : "", *of = s->options.share_prefixes ? "" : key;
+    const size_t n = strlen(of), m = strlen(asked);
+    char *salt = mem_alloc(n + m + 2);
+    if (!salt)
+        return NULL;
+    memcpy(salt, of, n);
+    salt[n] = n || m ? '\n' : 0; /* nothing at all is the empty salt */
+    memcpy(salt + n + 1, asked, m + 1);
+    return salt;
+}
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+static void task_free(struct cache_task *t) {
+    for (size_t i = 0; i < t->n_salts; i++)
+        mem_free((void *)(uintptr_t)t->salts[i]);
+    mem_free(t->salts);
+    mem_free(t->salt);
+    mem_free(t->tenant);
+    mem_free((void *)(uintptr_t)t->request.engine.salt);
+    t->request.engine.salt = NULL;
+    api_request_free(&t->request);
+    free(t);
+}
+
+/* By whoever has the task, for the last time. */
+static void finish(struct cache_task *t, bool good) {
+    t->good = good;
+    atomic_store(&t->finished, true);
+    http_wake(t->exchange); /* the task may be freed by now */
+}
+
+static void gone(struct http_exchange *exchange) {
+    atomic_store(&task_of(exchange)->end.cancelled, true);
+}
+
+static void done(struct http_exchange *exchange, unsigned status) {
+    struct cache_task *t = task_of(exchange);
+    ASSERT(atomic_load(&t->finished));
+    if (status >= HTTP_BAD_REQUEST)
+        log_add(t->server->log, "route=%s status=%u client=%s", t->route, status, exchange->client);
+    account_end(t->account);
+    server_count_open(t->server, -1);
+    task_free(t);
+}
+
+static enum http_step begin(struct server *s, struct http_exchange *exchange, const char *route,
+                            const struct tenant *tenant, struct cache_task *t,
+                            void (*run)(struct work *work),
+                            enum http_step (*go_on)(struct http_exchange *exchange)) {
+    t->task = (struct task){go_on, gone, done};
+    t->work = (struct work){.run = run, .bytes = exchange->body_len};
+    t->server = s;
+    t->account = tenant->account;
+    t->exchange = exchange;
+    t->route = route;
+    t->key = tenant->key;
+    t->all_salts = tenant->admin && s->options.admin_key;
+    text_end_begin(&t->end, s, s->most_prompt_tokens);
+    server_count_open(s, 1);
+    if (!http_attach(exchange, t))
+        gone(exchange);
+    work_pool_add(s->work, &t->work);
+    return HTTP_WAIT;
+}
+
+/* NULL, and a reply: a quota refuses it, or there is no memory. */
+static struct cache_task *task_create(struct server *s, struct http_exchange *exchange,
+                                      const struct tenant *tenant, enum http_step *step) {
+    struct api_error err;
+    struct cache_task *t = NULL;
+    if (!account_begin(tenant->account, clock_seconds(), &err)) {
+        metrics_refused(s->metrics, REFUSED_QUOTA);
+    } else if (!(t = calloc(1, sizeof *t))) {
+        account_end(tenant->account);
+        api_no_memory(&err);
+    }
+    if (!t)
+        *step = reply_error(s, exchange, &PROTOCOL_CHAT, &err);
+    return t;
+}
+
+/* The worker could not ask the engine: *err of the task says why, but for the end of its time. */
+static void fail_task(struct cache_task *t) {
+    if (text_end_explain(&t->end, &t->err))
+        metrics_refused(t->server->metrics, REFUSED_TIME);
+    else if (reply_memory_error(t->exchange, &t->err))
+        metrics_refused(t->server->metrics, REFUSED_MEMORY);
+    finish(t, false);
+}
+
+static struct cache_task *task_of_work(struct work *work) {
+    return (struct cache_task *)(void *)((char *)work - offsetof(struct cache_task, work));
+}
+
+/* ---- forgetting ------------------------------------------------------------------------------ */
+
+/* Takes one of the two names. False with *err. */
+static bool set_name(struct cache_task *t, const char *name, const char *value,
+                     struct api_error *err) {
+    char **to = strcmp(name, "salt") == 0     ? &t->salt
+                : strcmp(name, "tenant") == 0 ? &t->tenant
+                                              : NULL;
+    if (!to)
+        return api_refuse(err, NULL, "\"%.60s\" is unknown, only salt and tenant are supported",
+                          name);
+    if (*to)
+        return api_refuse(err, name, "is given twice");
+    *to = mem_strdup(value);
+    return *to || api_no_memory(err);
+}
+
+static bool read_query(struct cache_task *t, const char *query, struct api_error *err) {
+    char name[HTTP_PARAM_MAX], value[HTTP_PARAM_MAX];
+    enum http_param got;
+    while ((got = http_query_next(&query, name, value)) == HTTP_PARAM_NEXT)
+        if (!set_name(t, name, value, err))
+            return false;
+    return got == HTTP_PARAM_END ||
+           api_refuse(err, NULL, "the query has an invalid percent code or is too long");
+}
+
+static enum api_want wants_all(const char *name, size_t len, const char **known) {
+    static const char *const NAMES[] = {"salt", "tenant", NULL};
+    const enum api_want want =
+        api_want_of(&(struct api_names){API_TREE, NAMES}, 1, name, len, known);
+    *known = want == API_SKIP ? "?" : *known; /* a misspelt name must not clear everything */
+    return API_TREE;
+}
+
+/* The body is not empty. */
+static bool read_names(struct cache_task *t, struct api_error *err) {
+    struct api_body body;
+    const char *name, *text;
+    json_t *value;
+    bool good = reply_read_body(t->exchange, &t->server->setup, wants_all, &body, err);
+    if (!good)
+        return false;
+    if (json_object_get(body.members, "?"))
+        good = api_refuse(err, NULL,
+                          "the body has an unknown member, only salt and tenant are "
+                          "supported");
+    json_object_foreach(body.members, name, value) good =
+        good && api_word(value, name, &text, err) && set_name(t, name, text, err);
+    api_body_free(&body);
+    return good;
+}
+
+static bool add_salt(struct cache_task *t, const char *key, struct api_error *err) {
+    t->salts[t->n_salts] = server_salt(t->server, key, t->salt);
+    return t->salts[t->n_salts++] || api_no_memory(err);
+}
+
+/* The salts of the keys that are meant; none: all that is stored. */
+static bool list_salts(struct cache_task *t, struct api_error *err) {
+    static const char NO_NAME[] = "-"; /* of keys without a name, and of requests without a key */
+    const struct server_options *o = &t->server->options;
+    const bool others = o->share_prefixes || !t->tenant || strcmp(t->tenant, NO_NAME) == 0;
+    size_t n = 0;
+    if (t->tenant && !t->salt)
+        return api_refuse(err, "salt",
+                          "missing: a tenant's prefixes are forgotten by their "
+                          "cache_salt, \"\" of requests without one");
+    if (!t->salt)
+        return true;
+    if (t->tenant && o->share_prefixes)
+        return api_refuse(err, "tenant", "all keys of this server share their prefixes");
+    const char **keys = o->share_prefixes ? mem_calloc(1, sizeof *keys)
+                                          : accounts_keys(t->server->accounts, t->tenant, &n);
+    t->salts = keys ? mem_calloc(n + 2, sizeof *t->salts) : NULL;
+    bool good = t->salts || api_no_memory(err);
+    if (good && n == 0 && !others) {
+        good = api_refuse(err, "tenant", "no API key has the name \"%.64s\"", t->tenant);
+        err->status = HTTP_NOT_FOUND;
+    }
+    for (size_t i = 0; i < n && good; i++)
+        good = add_salt(t, keys[i], err);
+    if (good && others)
+        good = add_salt(t, "", err);
+    if (good && others && o->admin_key && !o->share_prefixes)
+        good = add_salt(t, o->admin_key, err);
+    mem_free(keys);
+    return good;
+}
+
+static void on_forgotten(void *user, const kvasir_forgotten *what) {
+    struct cache_task *t = user;
+    t->forgotten = *what;
+    finish(t, true);
+}
+
+static void run_forget(struct work *work) {
+    struct cache_task *t = task_of_work(work);
+    kvasir_error why;
+    struct charge *before = charge_enter(t->exchange->charge);
+    t->err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
+    bool good = !text_ended(&t->end) && (t->exchange->body_len == 0 || read_names(t, &t->err)) &&
+                list_salts(t, &t->err);
+    http_drop_body(t->exchange);
+    charge_leave(before);
+    if (good && kvasir_engine_forget_counted(t->server->engine, t->salts, t->n_salts, on_forgotten,
+                                             t, &why) != KVASIR_OK) {
+        api_error_of(&t->err, &why);
+        good = false;
+    }
+    if (!good)
+        fail_task(t);
+}
+
+static enum http_step forget_go_on(struct http_exchange *exchange) {
+    const struct cache_task *t = task_of(exchange);
+    if (!atomic_load(&t->finished))
+        return HTTP_WAIT;
+    if (!t->good)
+        return reply_error(t->server, exchange, &PROTOCOL_CHAT, &t->err);
+    const kvasir_forgotten *f = &t->forgotten;
+    return reply_json(t->server, exchange, HTTP_OK,
+                      json_pack("{s:s, s:b, s:{s:I, s:I, s:I}}", "status", "cleared",
+                                "rewarm_scheduled", 0, "forgotten", "entries",
+                                (json_int_t)f->entries, "tokens", (json_int_t)f->tokens, "bytes",
+                                (json_int_t)f->bytes));
+}
+
+enum http_step forget_begin(struct server *s, struct http_exchange *exchange,
+                            const struct tenant *tenant) {
+    enum http_step step;
+    struct api_error err;
+    struct cache_task *t = task_create(s, exchange, tenant, &step);
+    if (!t)
+        return step;
+    if (read_query(t, exchange->query, &err))
+        return begin(s, exchange, "forget", tenant, t, run_forget, forget_go_on);
+    account_end(tenant->account);
+    task_free(t);
+    return reply_error(s, exchange, &PROTOCOL_CHAT, &err);
+}
+
+/* ---- explaining ------------------------------------------------------------------------------ */
+
+/* A token's text, as far as it is UTF-8 by itself; null: there is no token. */
+static json_t *token_text(const struct server *s, int32_t token) {
+    char *text;
+    size_t len;
+    if (token < 0 ||
+        kvasir_detokenize(s->setup.tokenizer, &token, 1, 0, &text, &len, NULL) != KVASIR_OK)
+        return json_null();
+    json_t *value = json_stringn(text, len);
+    kvasir_free(text);
+    return value;
+}
+
+static json_t *token_id(int32_t token) {
+    return token < 0 ? json_null() : json_integer(token);
+}
+
+/* The object of both explanations. */
+static json_t *explanation(const struct server *s, const struct lookup *l) {
+    json_t *differs = json_null();
+    if (l->token >= 0 || l->other_token >= 0)
+        differs =
+            json_pack("{s:I, s:o, s:o, s:o, s:o}", "position", (json_int_t)l->common_tokens,
+                      "token", token_id(l->token), "text", token_text(s, l->token), "stored_token",
+                      token_id(l->other_token), "stored_text", token_text(s, l->other_token));
+    return json_pack("{s:s, s:I, s:I, s:I, s:s, s:o}", "object", "cache.explanation",
+                     "prompt_tokens", (json_int_t)l->prompt_tokens, "common_tokens",
+                     (json_int_t)l->common_tokens, "usable_tokens", (json_int_t)l->cached_tokens,
+                     "why", kvasir_miss_text(l->why), "first_difference", differs);
+}
+
+static enum api_want wants_prompt(const char *name, size_t len, const char **known) {
+    const enum api_want want = openai_wants_chat(name, len, known);
+    return want ? want : openai_wants_completion(name, len, known);
+}
+
+static void on_explained(void *user, const kvasir_explanation *e) {
+    struct cache_task *t = user;
+    t->explained = *e;
+    finish(t, true);
+}
+
+static bool read_prompt(struct cache_task *t, struct api_error *err) {
+    struct api_setup setup = t->server->setup;
+    struct api_body body;
+    setup.limits = &t->end.limits;
+    if (!reply_read_body(t->exchange, &setup, wants_prompt, &body, err))
+        return false;
+    const bool chat = json_object_get(body.members, "messages") != NULL;
+    const bool good =
+        openai_read(&setup, chat ? API_CHAT : API_COMPLETIONS, &body, &t->request, err);
+    api_body_free(&body);
+    if (!good)
+        return false;
+    t->request.engine.salt = server_salt(t->server, t->key, t->request.engine.salt);
+    return t->request.engine.salt || api_no_memory(err);
+}
+
+static void run_explain(struct work *work) {
+    struct cache_task *t = task_of_work(work);
+    const kvasir_request *r = &t->request.engine;
+    kvasir_error why;
+    struct charge *before = charge_enter(t->exchange->charge);
+    t->err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
+    bool good = !text_ended(&t->end) && read_prompt(t, &t->err);
+    http_drop_body(t->exchange);
+    charge_leave(before);
+    if (good && kvasir_engine_explain(t->server->engine, r->salt, r->tokens, r->n_tokens,
+                                      t->all_salts, on_explained, t, &why) != KVASIR_OK) {
+        api_error_of(&t->err, &why);
+        good = false;
+    }
+    if (!good)
+        fail_task(t);
+}
+
+static enum http_step explain_go_on(struct http_exchange *exchange) {
+    const struct cache_task *t = task_of(exchange);
+    if (!atomic_load(&t->finished))
+        return HTTP_WAIT;
+    if (!t->good)
+        return reply_error(t->server, exchange, &PROTOCOL_CHAT, &t->err);
+    const kvasir_explanation *e = &t->explained;
+    enum { PAGE = 64 }; /* fewer tokens are no matter: all prompts may begin with the same one */
+    const bool elsewhere = t->all_salts && e->other_salt_tokens >= e->common_tokens + PAGE;
+    const struct lookup l = {.prompt_tokens = e->prompt_tokens,
+                             .common_tokens = e->common_tokens,
+                             .cached_tokens = e->usable_tokens,
+                             .why = e->why,
+                             .token = e->token,
+                             .other_token = e->other_token};
+    json_t *body = explanation(t->server, &l);
+    bool good =
+        body && json_object_set_new(body, "store_tokens", json_integer(e->store_tokens)) == 0;
+    if (good && t->all_salts)
+        good =
+            json_object_set_new(body, "other_salt_tokens", json_integer(e->other_salt_tokens)) == 0;
+    if (good && elsewhere)
+        good = json_object_set_new(body, "why", json_string("other_salt")) == 0;
+    if (!good) {
+        json_decref(body);
+        body = NULL;
+    }
+    return reply_json(t->server, exchange, HTTP_OK, body);
+}
+
+enum http_step explain_begin(struct server *s, struct http_exchange *exchange,
+                             const struct tenant *tenant) {
+    enum http_step step;
+    struct cache_task *t = task_create(s, exchange, tenant, &step);
+    return t ? begin(s, exchange, "explain", tenant, t, run_explain, explain_go_on) : step;
+}
+
+/* The id is the server's, which nobody guesses, not the client's. */
+enum http_step explain_recent(struct server *s, struct http_exchange *exchange,
+                              const struct tenant *tenant) {
+    char name[HTTP_PARAM_MAX], value[HTTP_PARAM_MAX];
+    const char *query = exchange->query;
+    struct api_error err;
+    struct lookup l;
+    const enum http_param got = http_query_next(&query, name, value);
+    if (got != HTTP_PARAM_NEXT || *query || strcmp(name, "request_id") != 0) {
+        api_refuse(&err, NULL,
+                   "send ?request_id= and the id of a recent answer, or POST a request's body");
+        return reply_error(s, exchange, &PROTOCOL_CHAT, &err);
+    }
+    if (!lookups_find(s->lookups, value, &l) ||
+        !(tenant->admin || strcmp(l.key, tenant->key) == 0)) {
+        api_refuse(&err, "request_id", "no recent request has this id");
+        err.status = HTTP_NOT_FOUND;
+        return reply_error(s, exchange, &PROTOCOL_CHAT, &err);
+    }
+    json_t *body = explanation(s, &l);
+    if (body && json_object_set_new(body, "request_id", json_string(l.id)) != 0) {
+        json_decref(body);
+        body = NULL;
+    }
+    return reply_json(s, exchange, HTTP_OK, body);
+}
