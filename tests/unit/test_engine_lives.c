@@ -140,8 +140,9 @@ static void test_no_store_at_once(void **state) {
         answer_wait(a[i]);
         assert_memory_equal(a[i]->choices[0].tokens, a[0]->choices[0].tokens,
                             a[0]->choices[0].n * sizeof(int32_t));
-        free(a[i]);
     }
+    for (int i = 0; i < 6; i++)
+        free(a[i]);
     assert_in_range(engine_settled(e).stored_tokens, 300, 305);
     kvasir_engine_destroy(e);
 }
