@@ -625,6 +625,8 @@ static bool was_met(const struct round *r, const struct tier_stats *first, uint3
     const struct tier_stats *s = stats_of(r->w);
     if (!r->planted || (r->class->by_layer && !r->w->faults))
         return false;
+    if (r->class->counted & LATE && figures & FOUND)
+        return false; /* on a busy machine it came before anybody saw that it was late */
     if (r->class->counted & (UNWRITTEN | UNFOUND))
         return first->writes + first->write_failures >= r->pages;
     return s->reads + s->missing + s->damaged + s->failed > r->object || figures & LATE;

@@ -138,6 +138,27 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     w->answered = true;
 }
 
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/* Pages that earlier servers gave back hold what the next one wants: a page that was never read
+ * would look right. So they are filled with something else. */
+static void spoil_pages(const struct kv_cache *c, uint32_t class, uint64_t bytes) {
+    enum { MOST = 32 };
+    uint32_t pages[MOST], n = 0;
+    while (n < MOST && page_take_unset(c->pool, class, &pages[n], NULL) == KVASIR_OK)
+        memset(c->backend->ops->arena_host(c->backend, pool_arena(c->pool), pages[n++], bytes),
+               0x5a, bytes);
+    while (n > 0)
+        page_unref(c->pool, pages[--n]);
+}
+
+static void spoil_memory(const struct restarts_model *m) {
+    const struct kv_cache *c = m->ctx->cache;
+    spoil_pages(c, c->groups[0].page_class[LAYOUT_OWN], m->page_bytes);
+    if (m->state_bytes)
+        spoil_pages(c, c->state_class, m->state_bytes);
+}
+
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static struct tier *make_disk(struct restarts *w) {
@@ -173,6 +194,7 @@ void restarts_start(struct restarts *w, const struct restarts_model *m, struct t
                               .late_seconds = w->late_seconds,
                               .unchecked = w->unchecked};
     kvasir_error err;
+    spoil_memory(m);
     w->model = m;
     w->on_disk = NULL;
     if (w->remote && w->remote_first)
