@@ -18,13 +18,13 @@ struct sim_tier_plan sim_tiers_draw(uint32_t (*random_below)(uint32_t), uint64_t
     p.slow_ms = random_below(4);
     p.queue_bytes = random_below(4) ? 1 << 20 : 40 << 10;
     p.late_seconds = random_below(3) ? 5 : 0.001;
+    p.memory = random_below(3) == 0;
     return p;
 }
 
 struct tiers *sim_tiers_create(const struct sim_tier_plan *p, struct faulty_store *stores[2],
                                struct prefix_tree *t) {
-    struct tiers_options o = {.n = p->n,
-                              .context = {{p->context, 1}},
+    struct tiers_options o = {.context = {{p->context, 1}},
                               .queue_bytes = p->queue_bytes,
                               .late_seconds = p->late_seconds,
                               .unchecked = sim_tiers_unchecked};
@@ -32,8 +32,10 @@ struct tiers *sim_tiers_create(const struct sim_tier_plan *p, struct faulty_stor
     kvasir_error err;
     if (!t || !p->n)
         return NULL;
+    if (p->memory && tier_memory_create(1 << 20, &o.tiers[0], &err) == KVASIR_OK)
+        o.n++;
     for (uint32_t i = 0; i < p->n; i++)
-        o.tiers[i] = faulty_tier_open(stores[i], p->instant[i], p->every, p->slow_ms);
+        o.tiers[o.n++] = faulty_tier_open(stores[i], p->instant[i], p->every, p->slow_ms);
     return tiers_create(t, &o, &s, &err) == KVASIR_OK ? s : NULL;
 }
 

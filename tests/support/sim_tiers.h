@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tiers for tests of random programs: one or two faulty tiers (faulty_tier.h) whose records all
- * programs of a world share, as if each were a restart. */
+ * programs of a world share, as if each were a restart; perhaps with host memory above them. */
 #ifndef SIM_TIERS_H
 #define SIM_TIERS_H
 
@@ -9,7 +9,8 @@
 #include "faulty_tier.h"
 
 struct sim_tier_plan {
-    uint32_t n; /* 0: none */
+    uint32_t n;  /* 0: none */
+    bool memory; /* and before them a memory tier, whose records end with the program */
     bool instant[2], flush;
     uint32_t every, slow_ms;
     uint64_t queue_bytes, context;

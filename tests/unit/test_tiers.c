@@ -541,6 +541,48 @@ static void test_loads_never_make_requests_fail(void **state) {
     place_free(other);
 }
 
+/* A load came too late, and its readers still have the pages that the request would need: it waits
+ * for them if the budget does not hold both, and never fails. */
+static void test_late_loads_never_make_requests_fail(void **state) {
+    (void)state;
+    kvasir_engine_options o = options_of();
+    struct place *p = place_new(), *other = place_new();
+    fill(&o, p, 0, 600);
+    o.cache_flush_seconds = 0;
+    const uint64_t least = least_budget(o, other, 600);
+    may_write = false;
+    for (int turn = 0; turn < 4; turn++) {
+        struct tiers_options t = tiers_of(p, turn % 2);
+        const bool both = turn >= 2;
+        t.late_seconds = 0.02; /* 0.8 s as long as it is not known how fast prompts are computed */
+        o.cache_memory_bytes = both ? 4 * least : least;
+        kvasir_engine *e = engine_on(llama, &o, &t);
+        struct answer *a = ask(text[0], 600);
+        gate_set(p, GATE_READ, true);
+        need(answer_submit(e, a, &err));
+        if (both)
+            answer_wait(a);
+        kvasir_engine_stats s;
+        do {
+            usleep(1000);
+            kvasir_engine_get_stats(e, &s);
+        } while (!s.tier_loads_late);
+        usleep(20000);
+        gate_set(p, GATE_READ, false);
+        if (!both)
+            answer_wait(a);
+        if (a->choices[0].finish == KVASIR_FINISH_ERROR)
+            fail_msg("turn %d: %s", turn, a->error.text);
+        check_answer(llama, &o, a);
+        assert_int_equal(settled(e).failed, 0);
+        free(a);
+        kvasir_engine_destroy(e);
+    }
+    may_write = true;
+    place_free(p);
+    place_free(other);
+}
+
 /* What waits to be written is pinned, but takes no request's room (TIERS-4). */
 static void test_waiting_pages_are_given_up_under_pressure(void **state) {
     (void)state;
@@ -787,6 +829,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_cancelled_while_loading),
         cmocka_unit_test(test_others_pass_a_load),
         cmocka_unit_test(test_loads_never_make_requests_fail),
+        cmocka_unit_test(test_late_loads_never_make_requests_fail),
         cmocka_unit_test(test_waiting_pages_are_given_up_under_pressure),
         cmocka_unit_test(test_small_queues),
         cmocka_unit_test(test_flush_at_the_end),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* null.c: a backend without bytes, threads and kernels, to measure what the cache and the scheduler
- * cost by themselves. It has none of the operations. */
+ * cost by themselves; and one with bytes. They have none of the operations. */
 #include <string.h>
 
 #include "backend/host.h"
@@ -10,8 +10,13 @@
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
 struct backend_arena {
-    size_t bytes; /* of address space: the bounds of what callers name */
+    size_t bytes;  /* of address space: the bounds of what callers name */
+    uint8_t *base; /* [bytes]; NULL: pages have none */
 };
+
+static bool has_bytes(const struct backend *b) {
+    return b->ops->arena_host != NULL;
+}
 
 /* ---- life and memory ------------------------------------------------------------------------- */
 
@@ -28,7 +33,7 @@ static void null_info(const struct backend *b, struct backend_info *out) {
                                  .rows_good = UINT32_MAX,
                                  .rows_max = UINT32_MAX,
                                  .logit_rows = 64,
-                                 .pages_without_bytes = true,
+                                 .pages_without_bytes = !has_bytes(b),
                                  .gives_pages_back = true};
 }
 
@@ -61,45 +66,77 @@ static void check_unit(const struct backend_arena *a, uint32_t addr) {
     ASSERT(page_offset(addr) < a->bytes);
 }
 
+static uint8_t *at_byte(const struct backend_arena *a, size_t at, size_t bytes) {
+    ASSERT(at <= a->bytes && bytes <= a->bytes - at);
+    return a->base + at;
+}
+
 static struct backend_arena *null_arena_create(struct backend *b, size_t bytes) {
     struct backend_arena *a = mem_calloc(1, sizeof *a);
-    if (a)
-        a->bytes = bytes;
+    if (!a)
+        return NULL;
+    a->bytes = bytes;
+    if (has_bytes(b) && !(a->base = mem_reserve(bytes))) {
+        mem_free(a);
+        return NULL;
+    }
     return a;
 }
 
 static void null_arena_destroy(struct backend *b, struct backend_arena *a) {
+    if (a->base)
+        mem_unreserve(a->base, a->bytes);
     mem_free(a);
 }
 
 static void null_arena_take(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes,
                             bool fresh) {
     check_unit(a, addr);
+    if (a->base && !fresh)
+        memset(at_byte(a, page_offset(addr), bytes), 0, bytes);
+}
+
+static uint8_t *null_arena_host(struct backend *b, struct backend_arena *a, uint32_t addr,
+                                size_t bytes) {
+    return at_byte(a, page_offset(addr), bytes);
 }
 
 static void null_arena_release(struct backend *b, struct backend_arena *a, uint32_t addr,
                                size_t bytes) {
     check_unit(a, addr);
+    if (a->base)
+        mem_release(at_byte(a, page_offset(addr), bytes), bytes);
 }
 
 static void null_arena_copy(struct backend *b, struct backend_arena *a, uint32_t to, uint32_t from,
                             size_t bytes) {
     check_unit(a, to);
     check_unit(a, from);
+    if (a->base)
+        memcpy(at_byte(a, page_offset(to), bytes), at_byte(a, page_offset(from), bytes), bytes);
 }
 
 static kvasir_status null_arena_read(struct backend *b, const struct backend_arena *a, size_t at,
                                      void *host, size_t bytes, kvasir_error *err) {
     ASSERT(at < a->bytes);
-    memset(host, 0, bytes);
+    if (a->base)
+        memcpy(host, at_byte(a, at, bytes), bytes);
+    else
+        memset(host, 0, bytes);
     return KVASIR_OK;
 }
 
 static void null_arena_write(struct backend *b, struct backend_arena *a, size_t at,
-                             const void *host, size_t bytes) {}
+                             const void *host, size_t bytes) {
+    if (a->base)
+        memcpy(at_byte(a, at, bytes), host, bytes);
+}
 
 static void null_arena_zero(struct backend *b, struct backend_arena *a, size_t at, size_t width,
-                            size_t pitch, size_t count) {}
+                            size_t pitch, size_t count) {
+    for (size_t i = 0; a->base && i < count; i++)
+        memset(at_byte(a, at + i * pitch, width), 0, width);
+}
 
 static void null_page_convert(struct backend *b, struct backend_arena *a,
                               const struct page_conversion *c) {
@@ -112,13 +149,25 @@ static void null_step_begin(struct backend *b, const struct batch *batch, uint32
 #define MEMBER(name) .name = null_##name,
 static const struct backend_ops NULL_OPS = {HOST_MEMBERS, .read = null_read, .write = null_write,
                                             BACKEND_MEMBERS(MEMBER)};
+static const struct backend_ops BYTES_OPS = {HOST_MEMBERS, .read = host_read, .write = host_write,
+                                             .arena_host = null_arena_host,
+                                             BACKEND_MEMBERS(MEMBER)};
 #undef MEMBER
 
-kvasir_status backend_null_create(struct backend **out, kvasir_error *err) {
+static kvasir_status create(const struct backend_ops *ops, struct backend **out,
+                            kvasir_error *err) {
     struct backend *b = mem_calloc(1, sizeof *b);
     if (!b)
         return fail(err, KVASIR_ERR_MEMORY, "backend: out of memory");
-    b->ops = &NULL_OPS;
+    b->ops = ops;
     *out = b;
     return KVASIR_OK;
+}
+
+kvasir_status backend_null_create(struct backend **out, kvasir_error *err) {
+    return create(&NULL_OPS, out, err);
+}
+
+kvasir_status backend_null_create_bytes(struct backend **out, kvasir_error *err) {
+    return create(&BYTES_OPS, out, err);
 }
