@@ -146,7 +146,8 @@ struct tier_ops {
     /* Writes a sealed record. Does nothing if the key is there already. False: it was not written
      * (full, failed, down). */
     bool (*write)(struct tier *t, const struct record_head *head, const void *payload);
-    /* The record turned out to be damaged: others must not find it again. */
+    /* The record turned out to be damaged, or one that lives longer is going to be written: others
+     * must not find it again. */
     void (*drop)(struct tier *t, const struct tier_place *place, struct tier_key key);
     /* Removes all records of a context with this root, or with any (root NULL), for good: also
      * after a restart. */

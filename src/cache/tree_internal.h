@@ -216,8 +216,9 @@ void node_remove(struct prefix_tree *t, uint32_t x);
  * child, or updates its place among the candidates. */
 void node_settle(struct prefix_tree *t, uint32_t x);
 /* The node and its ancestors live until then at least (TREE-8). What tiers have of them is written
- * again if it has less than half of that time left: so a conversation that renews its life with
- * every turn is not written with every turn. */
+ * again if it has less than half of that time left, and so is what comes after it: then what was
+ * offered is a beginning of a path, as tiers_offer expects, and a conversation that renews its life
+ * with every turn is not written with every turn. */
 void node_keep(struct prefix_tree *t, uint32_t x, uint64_t expires);
 /* Bytes of its pages and its state. */
 uint64_t node_held_bytes(const struct prefix_tree *t, uint32_t x);

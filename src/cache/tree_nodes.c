@@ -157,14 +157,19 @@ static bool lives_twice(const struct prefix_tree *t, uint64_t expires, uint64_t 
 }
 
 void node_keep(struct prefix_tree *t, uint32_t x, uint64_t expires) {
+    uint32_t again = NO_NODE; /* the first that is written again, and all after it */
     t->next_expiry = expires < t->next_expiry ? expires : t->next_expiry;
     t->expiry_seen = expires < t->expiry_seen ? expires : t->expiry_seen;
+    for (uint32_t y = x; !is_root(t, y) && t->nodes[y].expires < expires; y = t->nodes[y].parent)
+        if (t->nodes[y].offered && lives_twice(t, t->nodes[y].offered_until, expires))
+            again = y;
     for (; !is_root(t, x) && t->nodes[x].expires < expires; x = t->nodes[x].parent) {
         struct node *n = &t->nodes[x];
-        if (n->offered && lives_twice(t, n->offered_until, expires)) {
-            n->outlives = true;
+        if (again != NO_NODE) {
+            n->outlives |= n->offered;
             n->offered = false;
         }
+        again = again == x ? NO_NODE : again;
         n->expires = (uint32_t)expires;
     }
 }

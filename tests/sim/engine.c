@@ -469,12 +469,10 @@ static void do_op(struct run *r, const struct op *op) {
         op_cancel(r, op->a);
         return;
     case OP_EVICT:
-        if (r->tree && op->b % 2) {
-            r->now += op->c % 4;
-            (void)tree_expire(r->tree, r->now, op->d % 256);
-        } else if (r->tree) {
+        if (r->tree && op->b % 2)
+            (void)tree_expire(r->tree, r->now += op->c % 4, op->d % 256);
+        else if (r->tree)
             (void)!tree_make_room(r->tree, (uint64_t)(op->a % 1024) << 10);
-        }
         return;
     case OP_FORGET:
         if (r->tiers && op->a % 4 == 0)

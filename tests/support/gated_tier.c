@@ -62,7 +62,11 @@ static bool gated_write(struct tier *t, const struct record_head *head, const vo
 }
 
 static void gated_drop(struct tier *t, const struct tier_place *place, struct tier_key key) {
+    struct place *p = gated(t)->place;
     gated(t)->below->ops->drop(gated(t)->below, place, key);
+    pthread_mutex_lock(&p->mutex);
+    p->drops++;
+    pthread_mutex_unlock(&p->mutex);
 }
 
 static void gated_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {

@@ -18,7 +18,7 @@ struct place {
     bool closed[GATES];
     uint32_t read_from; /* GATE_READ is for pages from this number on */
     uint32_t at[GATES]; /* calls that wait at a gate */
-    uint32_t finds, reads, read_by_bits[9], writes, written_by_bits[9];
+    uint32_t finds, reads, read_by_bits[9], writes, written_by_bits[9], drops;
     bool full;        /* writes fail */
     uint64_t expires; /* of the last record that was written */
 };

@@ -243,6 +243,7 @@ static void test_ttl_in_tiers(void **state) {
         assert_int_equal(ask(e, &o, text[0], 330, &later), 329); /* not twice the time */
         kvasir_engine_destroy(e);
         assert_int_equal(p->writes, 5);
+        assert_int_equal(p->drops, 0);
         e = engine_at(&o, p, instant);
         assert_int_equal(ask(e, &o, text[0], 330, &NO_STORE), 320);
         assert_in_range(next_expiry(e), begin + 1000, (uint64_t)time(NULL) + 1000);
@@ -250,6 +251,7 @@ static void test_ttl_in_tiers(void **state) {
         assert_true(place_wait(p, 10)); /* for good, from now on */
         kvasir_engine_destroy(e);
         assert_int_equal(p->writes, 10);
+        assert_int_equal(p->drops, 5); /* or the tier would keep the ones that it has */
         assert_int_equal(p->expires, 0);
         e = engine_at(&o, p, instant);
         assert_int_equal(ask(e, &o, text[0], 330, &PLAIN), 320);

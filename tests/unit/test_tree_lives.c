@@ -165,6 +165,40 @@ static void test_lives_end_while_they_are_used(void **state) {
     unmake(&w);
 }
 
+/* As if tiers had taken all pages that are not offered yet. Returns how many there are. */
+static uint32_t offer_all(const struct world *w) {
+    uint32_t n = 0;
+    for (uint32_t x = 0; x < w->tree->n_made; x++) {
+        struct node *node = &w->tree->nodes[x];
+        if (node->to != TILE_TOKENS || node->offered)
+            continue;
+        node->offered = true;
+        node->offered_until = node->expires;
+        n++;
+    }
+    return n;
+}
+
+/* What is offered is the beginning of a path: a page is offered again with all after it. */
+static void test_longer_lives_are_offered(void **state) {
+    (void)state;
+    struct world w = make(0, 0, 64 << 20);
+    (void)tree_expire(w.tree, 100, ALL);
+    request(&w, prompt(1, LONG, 0), 128, 100);
+    assert_int_equal(offer_all(&w), 2);
+    (void)tree_expire(w.tree, 120, ALL);
+    request(&w, prompt(1, LONG, 0), 256, 100); /* not twice the time that is left */
+    assert_int_equal(offer_all(&w), 2);
+    (void)tree_expire(w.tree, 155, ALL);
+    request(&w, prompt(1, LONG, 0), 320, 100); /* of the first pages, not of those after them */
+    assert_int_equal(offer_all(&w), 5);
+    request(&w, prompt(1, LONG, 0), 192, 0);
+    assert_int_equal(offer_all(&w), 3);
+    request(&w, prompt(1, LONG, 0), 192, 0);
+    assert_int_equal(offer_all(&w), 0);
+    unmake(&w);
+}
+
 /* ---- favour ---------------------------------------------------------------------------------- */
 
 enum { ROOM = 2 << 20 };
@@ -317,6 +351,7 @@ int main(void) {
         cmocka_unit_test(test_what_has_expired_is_not_found),
         cmocka_unit_test(test_the_longer_life_counts),
         cmocka_unit_test(test_lives_end_while_they_are_used),
+        cmocka_unit_test(test_longer_lives_are_offered),
         cmocka_unit_test(test_pinned_prefixes_go_last),
         cmocka_unit_test(test_pins_are_bounded),
         cmocka_unit_test(test_forgetting_unpins),
