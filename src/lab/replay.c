@@ -407,6 +407,7 @@ static uint64_t store_pages(const struct replay *r, uint32_t i) {
     for (uint32_t g = 0; g < r->model.n_groups; g++)
         page += sim_tier_record_bytes(kind, bytes[g]);
     r->stores[i]->ops->stats(r->stores[i], &stats);
+    ASSERT(page > 0);
     return stats.limit_bytes / page;
 }
 

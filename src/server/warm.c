@@ -105,7 +105,7 @@ static bool keep(const struct warm *w, const struct api_request *r, struct warm_
 static kvasir_status read_line(struct warm *w, const char *text, size_t len, size_t line,
                                kvasir_error *err) {
     struct warm_figures *f = &w->figures;
-    struct api_request request;
+    struct api_request request = {0};
     struct api_error why;
     if (!read_body(w->server, text, len, &request, &why))
         return fail_line(err, line, why.text);
