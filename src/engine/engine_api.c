@@ -156,6 +156,13 @@ void kvasir_engine_forget(kvasir_engine *e, const char *salt) {
     pthread_mutex_unlock(&e->mutex);
 }
 
+bool kvasir_engine_is_forgetting(kvasir_engine *e) {
+    pthread_mutex_lock(&e->mutex);
+    const bool some = e->forget || e->forget_all || e->forgetting;
+    pthread_mutex_unlock(&e->mutex);
+    return some || (e->tiers && tiers_are_forgetting(e->tiers));
+}
+
 /* ---- the thread ------------------------------------------------------------------------------ */
 
 /* A cancelled request that the scheduler has. Those still in the inbox are left for the next
@@ -195,6 +202,9 @@ static void forget(struct kvasir_engine *e, bool all, struct forget_order *order
         forget_salt(e, o->salt);
         mem_free(o);
     }
+    pthread_mutex_lock(&e->mutex);
+    e->forgetting = false;
+    pthread_mutex_unlock(&e->mutex);
 }
 
 /* Waits for something to do, or until a load is late. */
@@ -222,6 +232,7 @@ static bool take_orders(struct kvasir_engine *e, bool idle) {
     e->inbox_end = &e->inbox;
     e->forget = NULL;
     e->forget_all = e->cancels = false;
+    e->forgetting = all || orders;
     for (struct request *q = e->open; stop && q; q = q->next)
         atomic_store(&q->cancel, true);
     pthread_mutex_unlock(&e->mutex);
