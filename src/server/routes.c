@@ -249,9 +249,7 @@ static enum http_step run_cancel(struct server *s, struct http_exchange *exchang
 static enum http_step run_forget(struct server *s, struct http_exchange *exchange,
                                  const struct route *r, const struct tenant *t) {
     (void)r, (void)t;
-    kvasir_engine_forget(s->engine, NULL);
-    return reply_json(s, exchange, HTTP_OK,
-                      json_pack("{s:s, s:b}", "status", "cleared", "rewarm_scheduled", 0));
+    return forget_task_begin(s, exchange);
 }
 
 static const struct route ROUTES[] = {

@@ -46,6 +46,7 @@ struct server {
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* n_jobs or n_incomplete is 0 now */
     struct job *jobs;
+    struct forget_task *forgets;
     uint32_t n_jobs;       /* with those that are not in the list (text_task.c) */
     uint32_t n_incomplete; /* jobs whose last event has not come */
 };
@@ -130,5 +131,12 @@ uint32_t jobs_cancel(struct server *s, const struct tenant *tenant, const char *
 void jobs_stop(struct server *s);
 /* Streams that were silent for keepalive_s send a comment. */
 void jobs_tick(struct server *s);
+
+/* ---- forgetting (forget_task.c) -------------------------------------------------------------- */
+
+/* Empties the prefix cache, and replies when that is done or has taken long. */
+enum http_step forget_task_begin(struct server *s, struct http_exchange *exchange);
+/* Those whose wait is over reply. */
+void forget_tasks_tick(struct server *s);
 
 #endif
