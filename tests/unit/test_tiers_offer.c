@@ -147,14 +147,16 @@ static void test_a_tier_that_failed_gets_all_later(void **state) {
     for (int which = 0; which < 2; which++) {
         struct place *p[2] = {place_new(), place_new()}, *bad = p[which], *good = p[1 - which];
         struct world w = make(p[0], p[1], 48, 8 << 20);
+        const double start = clock_seconds();
         place_fail(bad, UINT32_MAX);
         request(&w, text[0], FEW);
         expect(&w, good, &good->writes, 2 * FEW_PAGES - 3); /* the window group has one page */
         const uint32_t tries = 2 * FEW_PAGES - 3;
         expect(&w, bad, &bad->tries, tries);
         place_fail(bad, 0);
-        idle(&w, 200); /* it is left alone for a second */
-        assert_int_equal(count_of_place(bad, &bad->tries), tries);
+        idle(&w, 100); /* it is left alone for a second */
+        const uint32_t later = count_of_place(bad, &bad->tries);
+        assert_true(later == tries || clock_seconds() > start + 1);
         expect(&w, bad, &bad->writes, tries);
         assert_int_equal(count_of_place(good, &good->tries), tries);
         const struct tiers_stats s = stats_of(&w); /* pages, whatever the number of records */
@@ -174,14 +176,17 @@ static void test_a_tier_that_is_down_is_tried_rarely(void **state) {
     struct world w = make(p, NULL, 0, 8 << 20);
     place_fail(p, UINT32_MAX);
     request(&w, text[0], MANY * TILE_TOKENS);
+    double failed = clock_seconds(); /* not before */
     expect(&w, p, &p->tries, MANY);
     for (int round = 0; round < 2; round++) { /* after 1 s, and 2 s later */
         const double now = clock_seconds(), due = tiers_next_deadline(w.tiers);
-        assert_true(due > now + 0.5 * (1 + round) && due < now + 1.05 * (1 + round));
+        assert_true(due >= failed + 1 + round && due <= now + 1 + round);
         const uint32_t tries = count_of_place(p, &p->tries);
-        usleep((useconds_t)((due - now - 0.4) * 1e6));
+        if (due > now + 0.4)
+            usleep((useconds_t)((due - now - 0.4) * 1e6));
         idle(&w, 10);
-        assert_int_equal(count_of_place(p, &p->tries), tries);
+        assert_true(count_of_place(p, &p->tries) == tries || clock_seconds() > due);
+        failed = due;
         while (count_of_place(p, &p->tries) == tries)
             idle(&w, 1);
         idle(&w, 50);
@@ -293,14 +298,16 @@ static void test_a_tier_that_cannot_forget_is_told_again(void **state) {
     request(&w, text[0], FEW);
     expect(&w, p, &p->writes, FEW_PAGES);
     p->forget_fails = 1;
+    const double start = clock_seconds();
     tiers_forget(w.tiers, "", 0);
     tree_forget(w.tree, "", 0);
     expect(&w, p, &p->forgets, 1);
     assert_int_equal(load(&w, text[0], FEW), 0);
     request(&w, text[1], FEW);
-    idle(&w, 100);
-    assert_int_equal(count_of_place(p, &p->tries), FEW_PAGES);
-    assert_true(tiers_are_forgetting(w.tiers));
+    idle(&w, 50);
+    const bool some = tiers_are_forgetting(w.tiers);
+    const uint32_t tries = count_of_place(p, &p->tries);
+    assert_true((some && tries == FEW_PAGES) || clock_seconds() > start + 1);
     expect(&w, p, &p->forgets, 2);
     assert_false(tiers_are_forgetting(w.tiers));
     expect(&w, p, &p->writes, 2 * FEW_PAGES);
