@@ -254,6 +254,10 @@ KVASIR_API void kvasir_engine_cancel(kvasir_engine *engine, uint64_t id);
 /* From any thread: forgets stored prefixes that no running sequence uses, of one salt, or all if
  * NULL. */
 KVASIR_API void kvasir_engine_forget(kvasir_engine *engine, const char *salt);
+/* Whether something that was to be forgotten may still be in memory or in a store below it: the
+ * current step has not ended, or a store takes its time. A store that is down is told again as long
+ * as the engine lives; it is not read meanwhile. From any thread. */
+KVASIR_API bool kvasir_engine_is_forgetting(kvasir_engine *engine);
 
 /* What memory no longer has: stored prompts, their tokens, and bytes of the budget. */
 typedef struct kvasir_forgotten {
@@ -317,10 +321,11 @@ typedef struct kvasir_engine_stats {
      * ones, and tables of free pages. At most budget_bytes and 1 %. On a GPU, whose memory goes
      * back in larger pieces, it can be more. */
     uint64_t resident_bytes;
-    /* Prefixes from the stores below: loads that were begun, what they brought, and those that were
-     * not begun because computing is faster, were given up because they took too long, or ended
-     * before a record that was missing or damaged. Pages given to the stores; those of them that
-     * were given up for lack of room or time. */
+    /* Prefixes from the stores below: loads that were begun, what they brought (tokens beyond those
+     * in memory), and those that were not begun because computing is faster, were given up because
+     * they took too long, or ended before a record that was missing or damaged. Pages of 64 tokens
+     * given to the stores, each store counted; those of them that were given up for lack of room or
+     * time, or that the store did not take. */
     uint64_t tier_loads, tier_tokens, tier_pages, tier_bytes;
     uint64_t tier_loads_slow, tier_loads_late, tier_loads_cut;
     uint64_t tier_offered_pages, tier_unwritten_pages;

@@ -122,6 +122,16 @@ uint32_t first_seen(const struct kv_group *g, uint32_t p) {
     return first > g->kept_pages ? first : g->kept_pages;
 }
 
+bool kv_cache_outruns(const struct kv_cache *c, uint32_t from, uint32_t point, uint32_t to) {
+    ASSERT(from <= point && point <= to);
+    for (uint32_t g = 0; g < c->n_groups; g++) {
+        const uint32_t first = first_seen(&c->groups[g], to);
+        if (first > first_seen(&c->groups[g], point) && first > from / TILE_TOKENS)
+            return true;
+    }
+    return false;
+}
+
 /* Bytes of the pages in a table whose next query is at `length` and whose positions before
  * `prepared` have pages. */
 static uint64_t table_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t group,

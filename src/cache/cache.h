@@ -139,6 +139,10 @@ uint64_t kv_cache_need_bytes(const struct kv_cache *c, uint32_t length, uint32_t
 /* Bytes of what a query after `length` tokens sees, at 16 bits and without pages or states. */
 uint64_t kv_cache_bytes_16bit(const struct kv_cache *c, uint32_t length);
 bool kv_cache_is_recurrent(const struct kv_cache *c); /* sequences have states */
+/* Whether a step from `from` to `to` computes and drops a page that a query at `point`, between the
+ * two, sees: a window or rotation shorter than the step. So a sequence that has to be found again
+ * at `point` needs a step that ends there. */
+bool kv_cache_outruns(const struct kv_cache *c, uint32_t from, uint32_t point, uint32_t to);
 /* A group's settled formats. */
 void kv_cache_formats(const struct kv_cache *c, uint32_t group, struct kv_format *k,
                       struct kv_format *v);

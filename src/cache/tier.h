@@ -150,8 +150,8 @@ struct tier_ops {
      * must not find it again. */
     void (*drop)(struct tier *t, const struct tier_place *place, struct tier_key key);
     /* Removes all records of a context with this root, or with any (root NULL), for good: also
-     * after a restart. */
-    void (*forget)(struct tier *t, struct tier_key context, const struct tier_key *root);
+     * after a restart. False: some may be left; it has to be called again later. */
+    bool (*forget)(struct tier *t, struct tier_key context, const struct tier_key *root);
     /* Work for moments in which nothing else is to be done: space, durability. */
     void (*rest)(struct tier *t);
     void (*stats)(struct tier *t, struct tier_stats *out);
@@ -183,7 +183,7 @@ kvasir_status tier_disk_create(const struct tier_disk_options *o, struct tier **
 struct tier_redis_options {
     const char *url;                          /* redis://[user:password@]host:port[/db] */
     const uint8_t *secret;                    /* [secret_bytes] or NULL */
-    size_t secret_bytes;                      /* at least 16 */
+    size_t secret_bytes;                      /* at least TIER_SECRET_LEAST */
     uint32_t ttl_seconds;                     /* of records without an earlier end; 0: none */
     double connect_seconds, exchange_seconds; /* time-outs */
     uint32_t connections;                     /* at most, to each node */
@@ -191,6 +191,7 @@ struct tier_redis_options {
     tier_complain_fn *complain;
     void *user;
 };
+enum { TIER_SECRET_LEAST = 16 };
 /* Does not connect: a store that is down is one that has nothing. KVASIR_ERR_ARGUMENT: the URL or
  * the secret cannot be used. */
 kvasir_status tier_redis_create(const struct tier_redis_options *o, struct tier **out,

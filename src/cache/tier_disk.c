@@ -289,7 +289,16 @@ static bool has_segments(struct tier_disk *d) {
     return some;
 }
 
-static void disk_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
+static bool has_stuck(struct tier_disk *d) {
+    bool some = false;
+    pthread_mutex_lock(&d->lock);
+    for (uint32_t i = 0; i < d->n_segments; i++)
+        some |= d->segments[i] && d->segments[i]->stuck;
+    pthread_mutex_unlock(&d->lock);
+    return some;
+}
+
+static bool disk_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
     struct tier_disk *d = disk_of(t);
     struct record_head head = {.kind = RECORD_FORGET, .context = context, .written = disk_now()};
     if (root)
@@ -298,7 +307,7 @@ static void disk_forget(struct tier *t, struct tier_key context, const struct ti
     pthread_mutex_lock(&d->writing); /* so that what is written before is before it in the file */
     if (!has_segments(d)) {          /* nothing is in the folder */
         pthread_mutex_unlock(&d->writing);
-        return;
+        return true;
     }
     int error = write_record(d, &head, NULL);
     if (!error)
@@ -306,7 +315,9 @@ static void disk_forget(struct tier *t, struct tier_key context, const struct ti
     const uint64_t newest = forget_entries(d, (uint32_t)context.word[0], root);
     if (error)
         forget_segments(d, newest, error);
+    const bool done = !error || !has_stuck(d);
     pthread_mutex_unlock(&d->writing);
+    return done;
 }
 
 /* ---- rest, stats, destroy -------------------------------------------------------------------- */

@@ -221,7 +221,7 @@ static void memory_drop(struct tier *t, const struct tier_place *place, struct t
     pthread_mutex_unlock(&m->mutex);
 }
 
-static void memory_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
+static bool memory_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
     struct tier_memory *m = of_base(t);
     pthread_mutex_lock(&m->mutex);
     for (struct kept *r = m->oldest, *newer; r; r = newer) {
@@ -231,6 +231,7 @@ static void memory_forget(struct tier *t, struct tier_key context, const struct 
             record_remove(m, r);
     }
     pthread_mutex_unlock(&m->mutex);
+    return true;
 }
 
 /* Records that have expired give their memory back. */

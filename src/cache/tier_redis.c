@@ -370,10 +370,10 @@ static const struct tier_ops redis_ops = {.name = "remote",
 
 kvasir_status tier_redis_create(const struct tier_redis_options *o, struct tier **out,
                                 kvasir_error *err) {
-    if (o->secret && o->secret_bytes < SECRET_LEAST)
+    if (o->secret && o->secret_bytes < TIER_SECRET_LEAST)
         return fail(err, KVASIR_ERR_ARGUMENT,
                     "the remote cache's secret has %zu bytes; at least %d are needed",
-                    o->secret_bytes, SECRET_LEAST);
+                    o->secret_bytes, TIER_SECRET_LEAST);
     if (!(o->connect_seconds > 0) || !(o->exchange_seconds > 0))
         return fail(err, KVASIR_ERR_ARGUMENT, "the remote cache needs time-outs above 0 s");
     struct redis_tier *t = mem_calloc(1, sizeof *t);

@@ -49,8 +49,7 @@ kvasir_status redis_url_parse(const char *text, struct redis_url *out,
 enum {
     NAME_BYTES = 112, /* kvasir:CONTEXT:ROOT:KEY and a NUL */
     NONCE_BYTES = 24,
-    MAC_BYTES = crypto_onetimeauth_BYTES,
-    SECRET_LEAST = 16
+    MAC_BYTES = crypto_onetimeauth_BYTES
 };
 struct redis_seal {
     bool keyed;
@@ -189,7 +188,6 @@ enum redis_error redis_error_of(const char *line);
 enum complaint {
     COMPLAINT_ALWAYS,
     COMPLAINT_DAMAGE,
-    COMPLAINT_FORGET,
     COMPLAINT_MEMORY,
     COMPLAINT_ERRORS /* and one kind for each hash of an error's first word */
 };
@@ -233,13 +231,14 @@ struct redis_tier {
     struct redis_seal seal;
     uint32_t ttl_seconds;
     uint64_t root_limit;
-    pthread_mutex_t mutex; /* guards stats; a leaf */
+    pthread_mutex_t mutex; /* guards what follows; a leaf */
     struct tier_stats stats;
+    bool forget_failed; /* the last one did, and a line says so */
 };
 /* tier_redis_forget.c */
 /* How many were there. Items that have failed say so. */
 uint64_t redis_unlink(struct redis_nodes *ns, struct redis_item *items, uint32_t n);
-void redis_forget(struct tier *t, struct tier_key context, const struct tier_key *root);
+bool redis_forget(struct tier *t, struct tier_key context, const struct tier_key *root);
 /* Whether the root may have more; then what was stored is added. */
 bool root_has_room(struct redis_tier *t, const struct tier_place *place);
 void root_add(struct redis_tier *t, const struct tier_place *place, uint64_t bytes);

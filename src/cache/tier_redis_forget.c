@@ -167,7 +167,26 @@ static void forget_pass(struct forgetting *f) {
     f->again |= slot_changes(f->nodes) != changes;
 }
 
-void redis_forget(struct tier *base, struct tier_key context, const struct tier_key *root) {
+/* One line when the store begins to fail, one when it has forgotten. */
+static void note_forgotten(struct redis_tier *t, bool good, uint64_t gone) {
+    const struct redis_address *at = &t->nodes.url.address;
+    pthread_mutex_lock(&t->mutex);
+    const bool changes = t->forget_failed == good;
+    t->forget_failed = !good;
+    t->stats.dropped += gone;
+    pthread_mutex_unlock(&t->mutex);
+    if (changes && good)
+        nodes_complain(&t->nodes, COMPLAINT_ALWAYS,
+                       "remote cache %s:%u has forgotten now what it was told to", at->host,
+                       at->port);
+    else if (changes)
+        nodes_complain(&t->nodes, COMPLAINT_ALWAYS,
+                       "remote cache %s:%u may not have forgotten all that it was told to; it is "
+                       "told again until it has, as long as this process runs",
+                       at->host, at->port);
+}
+
+bool redis_forget(struct tier *base, struct tier_key context, const struct tier_key *root) {
     struct redis_tier *t = (struct redis_tier *)base;
     struct forgetting f = {.nodes = &t->nodes,
                            .deadline = clock_seconds() + FORGET_SECONDS,
@@ -177,15 +196,10 @@ void redis_forget(struct tier *base, struct tier_key context, const struct tier_
     seal_prefix(&t->seal, context, root, f.prefix);
     for (int pass = 0; pass < FORGET_PASSES && f.again && !f.failed; pass++)
         forget_pass(&f);
-    pthread_mutex_lock(&t->mutex);
-    t->stats.dropped += f.gone;
-    pthread_mutex_unlock(&t->mutex);
-    if (f.failed || f.again)
-        nodes_complain(&t->nodes, COMPLAINT_ALWAYS,
-                       "remote cache %s:%u may not have forgotten all that it was told to; say it "
-                       "again once it works and no slots are moved",
-                       t->nodes.url.address.host, t->nodes.url.address.port);
     mem_free(f.items);
+    const bool good = !f.failed && !f.again;
+    note_forgotten(t, good, f.gone);
+    return good;
 }
 
 /* ---- the limit of a root --------------------------------------------------------------------- */

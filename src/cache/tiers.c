@@ -88,9 +88,21 @@ void tiers_destroy(struct tiers *s) {
 /* ---- between steps --------------------------------------------------------------------------- */
 
 bool tiers_collect(struct tiers *s, double now) {
-    for (uint32_t i = 0; i < s->options.n; i++)
+    for (uint32_t i = 0; i < s->options.n; i++) {
         store_collect(&s->stores[i]);
+        store_retry(&s->stores[i], now);
+    }
     return s->loads && loads_collect(s, now);
+}
+
+double tiers_next_deadline(const struct tiers *s) {
+    double first = loads_next_deadline(s);
+    for (uint32_t i = 0; i < s->options.n; i++) {
+        const struct store *w = &s->stores[i];
+        if (w->refused && (first == 0 || w->retry_at < first))
+            first = w->retry_at;
+    }
+    return first;
 }
 
 void tiers_note_step(struct tiers *s, uint32_t rows, double seconds) {
@@ -109,6 +121,15 @@ void tiers_forget(struct tiers *s, const void *salt, size_t salt_len) {
         store_forget(&s->stores[i], salt ? &root : NULL);
 }
 
+bool tiers_are_forgetting(struct tiers *s) {
+    bool some = false;
+    pthread_mutex_lock(&s->mutex);
+    for (uint32_t i = 0; i < s->options.n; i++)
+        some |= store_has_to_forget(&s->stores[i], NULL);
+    pthread_mutex_unlock(&s->mutex);
+    return some;
+}
+
 /* ---- figures --------------------------------------------------------------------------------- */
 
 uint64_t tiers_fixed_bytes(const struct tiers *s) {
@@ -117,10 +138,6 @@ uint64_t tiers_fixed_bytes(const struct tiers *s) {
 
 void tiers_get_stats(struct tiers *s, struct tiers_stats *out) {
     *out = s->stats;
-    pthread_mutex_lock(&s->mutex);
-    for (uint32_t i = 0; i < s->options.n; i++)
-        out->unwritten_pages += s->stores[i].failed;
-    pthread_mutex_unlock(&s->mutex);
     for (uint32_t i = 0; i < s->options.n; i++)
         out->waiting_pages += s->stores[i].n_waiting;
 }

@@ -15,7 +15,8 @@
  *
  * Writing. tiers_offer gives the pages of a sequence that has ended to the writers. A page waits
  * pinned in the tree, charged as it was; a writer copies it before it writes, so that a slow tier
- * keeps at most one page of memory, its own, busy.
+ * keeps at most one page of memory, its own, busy. Each tier is given what it lacks: what was
+ * computed, what came from another tier, what was given up, and after a pause what it did not take.
  *
  * Invariants (tests/sim/engine.c and tests/unit/test_tiers.c try to break them)
  *   TIERS-1  The engine's thread never waits for a tier: it looks into memory, hands over and
@@ -27,6 +28,9 @@
  *   TIERS-4  A page that waits to be written can be given up at any moment (tiers_relent), so it
  *            never takes a running sequence's room.
  *   TIERS-5  A load is begun only if it is expected to take less time than computing its tokens.
+ *   TIERS-6  A page of the tree that a tier lacks is offered to it again as long as it is there:
+ *            whenever nothing else is to be done, after a failure not sooner than a second later,
+ *            and up to a minute later if that fails, too.
  *
  * All functions are for the thread that owns the cache.
  */
@@ -87,7 +91,7 @@ bool tiers_are_loading(const struct tiers *s);
  * its task takes over; unless it was late, and readers still have pages of it. */
 uint64_t tiers_load_bytes(const struct tiers *s, const struct tier_load *but);
 
-/* Gives the pages of a sequence that ends at the cursor to the tiers. */
+/* Gives the pages of a sequence that ends at the cursor to the tiers that lack them. */
 void tiers_offer(struct tiers *s, const struct tree_cursor *at);
 /* Between steps: takes what I/O threads have finished, hands over what waits. True: a load is done.
  * `now` is clock_seconds(). */
@@ -99,24 +103,29 @@ double tiers_work(struct tiers *s);
 double tiers_next_deadline(const struct tiers *s);
 /* Gives up all pages that wait to be written: they can be evicted now. */
 void tiers_relent(struct tiers *s);
-/* While idle: offers pages that no sequence offered, looking at so many nodes. True: there may be
- * more. */
+/* While idle: offers pages that tiers still lack, looking at so many nodes for each. True: there
+ * may be more. */
 bool tiers_rest(struct tiers *s, uint32_t nodes);
 /* At the end: writes what the tree has and the tiers have not, for at most so many seconds. */
 void tiers_flush(struct tiers *s, double seconds);
-/* Has the tiers forget a salt, or with salt NULL all of this context; tree_forget does the rest. */
+/* Has the tiers forget a salt, or with salt NULL all of this context; tree_forget does the rest. A
+ * tier that fails is told again; it is not asked for that salt meanwhile. */
 void tiers_forget(struct tiers *s, const void *salt, size_t salt_len);
+/* Whether a tier has not forgotten yet. From any thread. */
+bool tiers_are_forgetting(struct tiers *s);
 
 /* After a step: how fast prompts are computed, for TIERS-5. */
 void tiers_note_step(struct tiers *s, uint32_t rows, double seconds);
 
 struct tiers_stats {
+    /* tokens: of hits, beyond what the tree had. pages: of layer groups, and states */
     uint64_t loads, loaded_tokens, loaded_pages, loaded_bytes;
     uint64_t loads_slow; /* not begun: computing is faster */
     uint64_t loads_late; /* given up */
     uint64_t loads_cut;  /* ended before a record that was missing, damaged or failed */
-    uint64_t offered_pages, unwritten_pages; /* unwritten: given up for lack of room or time */
-    uint64_t waiting_pages;
+    /* Whole pages of 64 tokens, once for each tier and time: given to it; of these, given up for
+     * lack of room or time, or not written because the tier failed; in its queue now. */
+    uint64_t offered_pages, unwritten_pages, waiting_pages;
 };
 /* Of the budget, from the start to the end: each writer's page. */
 uint64_t tiers_fixed_bytes(const struct tiers *s);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of tiers share. Each calls only those before it:
  *
- *     tiers_parts.c   parts of a page: sizes, places, names
+ *     tiers_parts.c   parts of a page: sizes, places, names; waking the engine's thread
+ *     tiers_forget.c  what tiers have still to forget
  *     tiers_write.c   pages of the tree to records: queues, writer threads
  *     tiers_read.c    reader threads: records to the pages of loads
  *     tiers_hand.c    what the threads do, without threads: for simulations
@@ -23,10 +24,12 @@ enum {
     READERS = 2,        /* threads of each tier */
     WRITE_SLOTS = 8,    /* records that a writer can have without the engine's thread */
     WAITING_MAX = 4096, /* nodes that wait to be written, of each tier */
+    TRIAL_NODES = 8,    /* at a time, of those that a tier did not take before */
     READ_RECORDS = 16,  /* that a reader takes at a time, at most */
     PARTS_MAX = CACHE_GROUPS_MAX + 1 /* of a page: one for each layer group, and the state */
 };
 #define READ_BYTES ((uint64_t)8 << 20) /* likewise, unless one record is larger */
+_Static_assert(TIERS_MAX <= 8, "sets of stores are 8 bits");
 
 enum slot_state { SLOT_READY, SLOT_COPYING, SLOT_COPIED };
 
@@ -46,9 +49,16 @@ struct waiting {
     uint64_t bytes;
 };
 
+/* A node of which a record was not written. It was not pinned meanwhile: it is still that node only
+ * if it has this chain key. */
+struct unwritten {
+    uint32_t node;
+    struct tier_key chain;
+    bool again; /* it may be tried again */
+};
+
 struct forget_job {
     struct forget_job *next;
-    bool has_root;
     struct tier_key root;
 };
 
@@ -72,8 +82,15 @@ struct store {
     struct waiting waiting[WAITING_MAX];
     uint32_t first_waiting, n_waiting, next_part;
     uint64_t waiting_bytes;
-    double bytes_per_second; /* of loads; 0: none yet */
-    struct {                 /* in simulations, instead of threads */
+    struct tier_key last, last_root; /* chain keys of the last node of a slot, and of its root */
+    double bytes_per_second;         /* of loads; 0: none yet */
+    bool left_over;                  /* some nodes were not offered to it, or were given up */
+    uint32_t rest_at;                /* the next node that tiers_rest looks at */
+    /* What the tier did not take. From retry_at on, which is `pause` after a failure, it is offered
+     * again: left_over, and `retries` until one fails. */
+    bool refused, retries;
+    double pause, retry_at;
+    struct { /* in simulations, instead of threads */
         struct batch_read read;
         bool reading;
         double read_until, write_until;
@@ -83,16 +100,21 @@ struct store {
     struct write_slot slots[WRITE_SLOTS]; /* a ring; states only rise from the first one on */
     uint32_t first_slot, n_slots;
     bool writing;
-    uint64_t failed;   /* records that the tier did not take */
-    uint64_t rejected; /* intact records, but not those that were wanted */
-    struct forget_job *forgets, **forgets_end;
-    bool forget_all;
+    uint64_t rejected;       /* intact records, but not those that were wanted */
+    struct tier_key failing; /* chain key of a node whose record was not written; zeros: none */
+    /* since the last collecting: what was in slots then, and the page that was being written */
+    struct unwritten unwritten[WRITE_SLOTS + 1];
+    uint32_t n_unwritten;
+    struct forget_job *forgets, **forgets_end; /* [n_forgets], and so often all of the context */
+    uint32_t n_forgets, forget_alls;
+    double forget_pause, forget_at; /* not before; the last pause, if the tier failed; 0 */
 };
 
 /* A record or page that a load needs. */
 struct load_object {
     uint32_t page, part;
     uint32_t store;    /* NO_STORE: a page of the tree */
+    uint8_t stores;    /* the set of those that have it */
     struct kv_page at; /* of a state only addr */
     uint64_t bytes;
     uint64_t expires; /* TREE_FOREVER: never; of a record: as it says */
@@ -112,9 +134,10 @@ struct tier_load {
     int32_t *tokens; /* [n_tokens] */
     uint32_t n_tokens, n_pages;
     uint64_t most_bytes;
+    uint32_t had;             /* tokens of the prompt that the tree had */
     double started, deadline; /* of reading; before that: of the store that is asked */
     /* Keys that were looked for: variant v of part p of page i at ((i * parts) + p) * variants + v.
-     * found: 0, or 1 + the store that has it. */
+     * found: the set of stores that have it. */
     struct tier_place place;
     struct tier_key *keys;
     uint8_t *found;
@@ -144,8 +167,6 @@ struct tiers {
     struct tier_load *loads;  /* changes only under the mutex, by the engine's thread */
     double seconds_per_token; /* of prompts, at position 0; 0: none was measured yet */
     uint64_t charged;
-    bool left_over;   /* some nodes were not offered, or were given up */
-    uint32_t rest_at; /* the next node that tiers_rest looks at */
     struct tiers_stats stats;
     pthread_mutex_t mutex;
     pthread_cond_t read_more, progress;
@@ -155,6 +176,12 @@ struct tiers {
 static inline double tiers_now(const struct tiers *s) {
     return s->options.now ? s->options.now(s->options.user) : clock_seconds();
 }
+
+/* In a set of stores: node.offered, node.refused, load_object.stores. */
+static inline uint8_t store_bit(const struct store *w) {
+    return (uint8_t)(1u << w->index);
+}
+
 /* Bytes and formats of part p of a page with this layout. */
 bool part_is_state(const struct tiers *s, uint32_t part);
 uint64_t part_bytes(const struct tiers *s, uint32_t part, uint32_t layout);
@@ -167,17 +194,36 @@ void part_head(const struct tiers *s, uint32_t part, uint32_t layout, uint32_t n
                struct tier_key root, struct tier_key parent, struct tier_key chain,
                const int32_t tokens[TILE_TOKENS], struct record_head *out);
 
+/* The engine's thread has something to collect. Without the mutex. */
+void wake_owner(const struct tiers *s);
+/* How long a tier that failed is left alone: 1 s at first, then twice as long up to 64 s. */
+double longer_pause(double pause);
+
+/* ---- tiers_forget.c ---- */
+void store_forget(struct store *w, const struct tier_key *root); /* NULL: all of the context */
+/* Whether the tier has still to forget what has this root: it must not be asked for it. */
+bool store_is_forgetting(struct store *w, struct tier_key root);
+/* With the mutex held: the same (root NULL: anything); whether it is not yet the time to try again;
+ * and the writer's: carries out the next order, with the mutex released meanwhile, and returns
+ * whether one was due. */
+bool store_has_to_forget(const struct store *w, const struct tier_key *root);
+bool store_forget_is_due(const struct store *w);
+bool store_forget_next(struct store *w);
+void store_drop_forgets(struct store *w); /* the writer has ended */
+
 /* ---- tiers_write.c ---- */
 kvasir_status store_start_writer(struct store *w, kvasir_error *err) MUST_CHECK;
 void store_stop_writer(struct store *w);
 struct write_slot *store_first_ready(struct store *w); /* under the mutex; NULL: none waits */
 void store_collect(struct store *w); /* takes what was copied, hands over what waits */
+void store_retry(struct store *w, double now);
+/* Some pages have to be offered to it, which tiers_rest has to find. */
+void store_leave_over(struct store *w);
 bool store_is_writing(struct store *w);
-void store_forget(struct store *w, const struct tier_key *root); /* NULL: all of the context */
-/* Whether the tier has still to forget what has this root: it must not be asked for it. */
-bool store_is_forgetting(struct store *w, struct tier_key root);
 
 /* ---- tiers_read.c ---- */
+/* Asks the tier for the load's keys, and adds it to the stores that have them. */
+void store_find(struct store *w, struct tier_load *l, double deadline);
 kvasir_status store_start_readers(struct store *w, kvasir_error *err) MUST_CHECK;
 void store_stop_readers(struct store *w);
 /* With the mutex: the next objects of the load that this store has to read. Those after the cut are
@@ -189,6 +235,8 @@ void store_read(struct store *w, const struct batch_read *b, XXH3_state_t *sum);
 /* ---- tiers_load.c ---- */
 /* Between steps. True: a load is done. */
 bool loads_collect(struct tiers *s, double now);
+/* When it has to be called at the latest; 0: never. */
+double loads_next_deadline(const struct tiers *s);
 /* Readers have ended. */
 void loads_free_all(struct tiers *s);
 void loads_forget(struct tiers *s, const void *salt, size_t salt_len);

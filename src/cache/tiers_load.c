@@ -64,22 +64,13 @@ static void name_all(struct tiers *s, struct tier_load *l) {
 
 /* ---- looking --------------------------------------------------------------------------------- */
 
-/* What tier i, which answers at once, has of the keys. */
-static void ask_at_once(struct tiers *s, struct tier_load *l, uint32_t i) {
-    struct tier *tier = s->stores[i].tier;
-    const size_t n = key_at(s, l->n_pages, 0, 0);
-    tier->ops->find(tier, &l->place, l->keys, (uint32_t)n, l->have, 0);
-    for (size_t k = 0; k < n; k++)
-        if (l->have[k] && !l->found[k])
-            l->found[k] = (uint8_t)(i + 1);
-}
-
 /* Asks the next tiers, up to the first that has to be waited for. False: all have been asked. */
 static bool ask_next(struct tiers *s, struct tier_load *l) {
     for (; l->asked < s->options.n; l->asked++) {
-        if (store_is_forgetting(&s->stores[l->asked], l->place.root))
+        struct store *w = &s->stores[l->asked];
+        if (store_is_forgetting(w, l->place.root))
             continue;
-        if (!s->stores[l->asked].tier->ops->instant) {
+        if (!w->tier->ops->instant) {
             pthread_mutex_lock(&s->mutex);
             l->open = 1;
             l->taken = false;
@@ -88,15 +79,15 @@ static bool ask_next(struct tiers *s, struct tier_load *l) {
             pthread_mutex_unlock(&s->mutex);
             return true;
         }
-        ask_at_once(s, l, l->asked);
+        store_find(w, l, 0);
     }
     return false;
 }
 
 /* ---- planning -------------------------------------------------------------------------------- */
 
-/* Where a part would come from: NO_ADDR and found[] 0 means that it is nowhere. *variant: of the
- * record. */
+/* Where a part would come from: no page and an empty set in found[] mean that it is nowhere.
+ * *variant: of the record. */
 static bool part_is_there(const struct tiers *s, const struct tier_load *l, uint32_t x,
                           uint32_t page, uint32_t part, uint32_t *variant) {
     *variant = 0;
@@ -160,7 +151,8 @@ static bool list_objects(struct tiers *s, struct tier_load *l, uint32_t pages) {
             o->bytes = part_bytes(s, p, o->at.layout);
             l->held_bytes += o->bytes;
             if (o->at.addr == NO_ADDR) {
-                o->store = l->found[key_at(s, i, p, variant)] - 1u;
+                o->stores = l->found[key_at(s, i, p, variant)];
+                o->store = (uint32_t)__builtin_ctz(o->stores); /* the first that was asked */
                 o->result = TIER_RESULTS;
                 wanted_head(s, l, i, p, o->at.layout, &o->wanted);
                 l->read_bytes += o->bytes;
@@ -198,6 +190,7 @@ static void doubt(struct tiers *s) {
 /* How many pages the hit has that is worth loading; 0: none is. Lists its objects. */
 static uint32_t plan(struct tiers *s, struct tier_load *l) {
     const uint32_t have = tree_look(s->tree, l->salt, l->salt_len, l->tokens, l->n_tokens).length;
+    l->had = have;
     bool *serves = mem_calloc(l->n_pages, sizeof *serves);
     uint32_t pages = serves ? l->n_pages : 0;
     if (serves)
@@ -335,11 +328,38 @@ static void load_free(struct tiers *s, struct tier_load *l) {
     load_delete(l);
 }
 
-static void note_offered(struct tiers *s, uint32_t x) {
-    for (; !is_root(s->tree, x) && !s->tree->nodes[x].offered; x = s->tree->nodes[x].parent) {
-        s->tree->nodes[x].offered = s->tree->nodes[x].to == TILE_TOKENS;
-        s->tree->nodes[x].offered_until = s->tree->nodes[x].expires;
+/* The stores that have all of a page, none if the tree had a part of it. *i: one beyond the page's
+ * last object; then beyond that of the page before. */
+static uint8_t stores_of_page(const struct tier_load *l, uint32_t page, uint32_t *i) {
+    uint8_t stores = 0;
+    for (bool first = true; *i > 0 && l->objects[*i - 1].page >= page; --*i) {
+        const struct load_object *o = &l->objects[*i - 1];
+        if (o->page == page) {
+            stores = first ? o->stores : stores & o->stores;
+            first = false;
+        }
     }
+    return stores;
+}
+
+/* The nodes of a load need not be offered to the stores that have their pages, but to the others.
+ * Those that were in the tree before were offered then. */
+static void note_offered(struct tiers *s, const struct tier_load *l) {
+    uint32_t i = l->n_objects;
+    uint8_t everywhere = UINT8_MAX;
+    for (uint32_t x = l->at.node; !is_root(s->tree, x); x = s->tree->nodes[x].parent) {
+        struct node *n = &s->tree->nodes[x];
+        if (n->to != TILE_TOKENS)
+            continue;
+        const uint8_t have = stores_of_page(l, n->number, &i);
+        if (have && !n->offered)
+            n->offered_until = n->expires;
+        n->offered |= have;
+        everywhere &= n->offered;
+    }
+    for (uint32_t w = 0; w < s->options.n; w++)
+        if (!(everywhere & store_bit(&s->stores[w])))
+            store_leave_over(&s->stores[w]);
 }
 
 /* Loaded pages live as long as their records, but no longer than the pages before them: `life` is
@@ -382,8 +402,8 @@ static void store_result(struct tiers *s, struct tier_load *l, uint32_t pages) {
     tree_store_until(s->tree, &l->at, l->result, s->cache->state_page_bytes != 0, life);
     if (life != TREE_FOREVER)
         lengthen_lives(s, l, pages);
-    note_offered(s, l->at.node);
-    s->stats.loaded_tokens += reached;
+    note_offered(s, l);
+    s->stats.loaded_tokens += reached > l->had ? reached - l->had : 0;
 }
 
 static void note_speed(struct tiers *s, const struct tier_load *l, double now) {
@@ -612,7 +632,7 @@ uint32_t tiers_look(struct tiers *s, const void *salt, size_t salt_len, const in
         for (uint32_t i = 0; i < s->options.n; i++)
             if (s->stores[i].tier->ops->instant &&
                 !store_is_forgetting(&s->stores[i], l->place.root))
-                ask_at_once(s, l, i);
+                store_find(&s->stores[i], l, 0);
         find_ends(s, l, serves);
     }
     while (pages && !serves[pages - 1])
@@ -651,7 +671,7 @@ uint64_t tiers_load_bytes(const struct tiers *s, const struct tier_load *but) {
     return bytes;
 }
 
-double tiers_next_deadline(const struct tiers *s) {
+double loads_next_deadline(const struct tiers *s) {
     double first = 0;
     for (const struct tier_load *l = s->loads; l; l = l->next)
         if (l->phase != LOAD_DONE && (first == 0 || l->deadline < first))

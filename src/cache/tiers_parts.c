@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tiers_parts.c: a page has a part for each layer group, and one more is the state of recurrent
- * layers. What a part takes, where it is, and what its record is called. tiers_internal.h lists the
- * files.
+ * layers. What a part takes, where it is, and what its record is called. Then what threads of all
+ * kinds use. tiers_internal.h lists the files.
  */
 #include <string.h>
 
@@ -47,4 +47,16 @@ void part_head(const struct tiers *s, uint32_t part, uint32_t layout, uint32_t n
     }
     memcpy(out->tokens, tokens, sizeof out->tokens);
     out->key = record_key(out);
+}
+
+void wake_owner(const struct tiers *s) {
+    if (s->options.wake)
+        s->options.wake(s->options.user);
+}
+
+double longer_pause(double pause) {
+    static const double LEAST = 1, MOST = 64;
+    if (pause <= 0)
+        return LEAST;
+    return 2 * pause < MOST ? 2 * pause : MOST;
 }

@@ -92,16 +92,12 @@ void store_read(struct store *w, const struct batch_read *b, XXH3_state_t *sum) 
     }
 }
 
-static void ask(struct store *w, struct tier_load *l) {
-    struct tiers *s = w->all;
-    const uint32_t n = l->n_pages * s->parts * s->variants;
-    const double deadline = clock_seconds() + s->options.late_seconds;
+void store_find(struct store *w, struct tier_load *l, double deadline) {
+    const uint32_t n = l->n_pages * w->all->parts * w->all->variants;
     w->tier->ops->find(w->tier, &l->place, l->keys, n, l->have, deadline);
-    pthread_mutex_lock(&s->mutex);
     for (uint32_t i = 0; i < n; i++)
-        if (l->have[i] && !l->found[i])
-            l->found[i] = (uint8_t)(w->index + 1);
-    l->open = 0;
+        if (l->have[i])
+            l->found[i] |= store_bit(w);
 }
 
 /* What a load has for this store, if anything. With the mutex held, which is released meanwhile. */
@@ -113,7 +109,9 @@ static bool work_on(struct store *w, struct tier_load *l, XXH3_state_t *sum) {
     if (l->phase == LOAD_LOOKING && !l->taken && l->asked == w->index) {
         l->taken = true;
         pthread_mutex_unlock(&s->mutex);
-        ask(w, l);
+        store_find(w, l, clock_seconds() + s->options.late_seconds);
+        pthread_mutex_lock(&s->mutex);
+        l->open = 0;
     } else if (l->phase == LOAD_READING && store_take(w, l, &b)) {
         pthread_mutex_unlock(&s->mutex);
         store_read(w, &b, sum);
@@ -123,8 +121,7 @@ static bool work_on(struct store *w, struct tier_load *l, XXH3_state_t *sum) {
     if (l->open == 0) {
         pthread_cond_broadcast(&s->progress);
         pthread_mutex_unlock(&s->mutex);
-        if (s->options.wake)
-            s->options.wake(s->options.user);
+        wake_owner(s);
         pthread_mutex_lock(&s->mutex);
     }
     return true;

@@ -8,8 +8,10 @@
  * record has been copied, however long writing takes. Pages are offered parents first, so that what
  * is written can be found: a record is of no use without those before it.
  *
- * Each tier has its own queue, so that a slow one does not hold up another. A node that does not
- * fit into all of them is not offered, and tiers_rest tries again later.
+ * Each tier has its own queue, so that a slow one does not hold up another, and each node a bit for
+ * each tier that was given it (offered). The bit is taken back if the node is given up or a record
+ * of it was not written, so tiers_rest and later offers give each tier what it lacks. What a tier
+ * did not take (refused) is offered to it again after a pause, which doubles while that fails.
  */
 #include <string.h>
 #include <time.h>
@@ -18,12 +20,15 @@
 
 /* ---- the writer's thread --------------------------------------------------------------------- */
 
-/* Waits for more to do, but not longer than a second: a tier has work of its own (rest). */
-static void wait_for_more(struct store *w) {
+/* With the mutex held. */
+static void wait_at_most(struct tiers *s, pthread_cond_t *changed, uint32_t ms) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec++;
-    pthread_cond_timedwait(&w->write_more, &w->all->mutex, &until);
+    until.tv_sec += ms / 1000;
+    until.tv_nsec += (long)(ms % 1000) * 1000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_cond_timedwait(changed, &s->mutex, &until);
 }
 
 struct write_slot *store_first_ready(struct store *w) {
@@ -35,72 +40,69 @@ struct write_slot *store_first_ready(struct store *w) {
     return NULL;
 }
 
-static void wake(const struct tiers *s) {
-    if (s->options.wake)
-        s->options.wake(s->options.user);
+/* With the mutex held, after a node's record was written or not. The node is reported once, with
+ * its last record. True: it was. */
+static bool report(struct store *w, const struct write_slot *slot, bool written, bool again) {
+    const struct tier_key chain = slot->head.chain;
+    if (!written)
+        w->failing = chain;
+    if (!slot->last || !tier_key_equal(w->failing, chain))
+        return false;
+    ASSERT(w->n_unwritten < sizeof w->unwritten / sizeof *w->unwritten);
+    w->unwritten[w->n_unwritten++] = (struct unwritten){slot->node, chain, again};
+    w->failing = (struct tier_key){{0}};
+    return true;
 }
 
 /* With the mutex held, which is released meanwhile. */
 static void write_one(struct store *w, struct write_slot *slot) {
-    struct record_head head = slot->head;
-    const bool replaces = slot->replaces;
+    const struct tiers_options *o = &w->all->options;
+    struct write_slot mine = *slot; /* the slot has another use once its page was copied */
+    const bool barred = store_has_to_forget(w, &mine.head.root);
     slot->state = SLOT_COPYING;
     pthread_mutex_unlock(&w->all->mutex);
-    memcpy(w->copy, slot->from, head.bytes);
+    memcpy(w->copy, mine.from, mine.head.bytes);
     pthread_mutex_lock(&w->all->mutex);
     slot->state = SLOT_COPIED;
     w->writing = true;
     pthread_cond_broadcast(&w->all->progress);
     pthread_mutex_unlock(&w->all->mutex);
-    wake(w->all);
-    head.written = (uint64_t)time(NULL);
-    record_seal(&head, w->copy);
-    const struct tiers_options *o = &w->all->options;
-    const struct tier_place place = {head.context, head.root};
-    const bool may = !o->may_write || o->may_write(o->user);
-    if (may && replaces)
-        w->tier->ops->drop(w->tier, &place, head.key);
-    const bool written = may && w->tier->ops->write(w->tier, &head, w->copy);
+    wake_owner(w->all);
+    mine.head.written = (uint64_t)time(NULL);
+    record_seal(&mine.head, w->copy);
+    const struct tier_place place = {mine.head.context, mine.head.root};
+    const bool may = !o->may_write || o->may_write(o->user), writes = may && !barred;
+    if (writes && mine.replaces)
+        w->tier->ops->drop(w->tier, &place, mine.head.key);
+    const bool written = writes && w->tier->ops->write(w->tier, &mine.head, w->copy);
     pthread_mutex_lock(&w->all->mutex);
     w->writing = false;
-    w->failed += !written;
+    const bool reported = report(w, &mine, written, may);
     pthread_cond_broadcast(&w->all->progress);
-}
-
-/* The job stays listed until the tier has forgotten: see store_is_forgetting. */
-static void forget_one(struct store *w) {
-    struct forget_job *job = w->forgets;
-    const bool all = !job || !job->has_root;
-    w->writing = true;
-    pthread_mutex_unlock(&w->all->mutex);
-    w->tier->ops->forget(w->tier, w->all->options.context, all ? NULL : &job->root);
-    pthread_mutex_lock(&w->all->mutex);
-    if (!job)
-        w->forget_all = false;
-    else if (!(w->forgets = job->next))
-        w->forgets_end = &w->forgets;
-    mem_free(job);
-    w->writing = false;
-    pthread_cond_broadcast(&w->all->progress);
+    if (reported) {
+        pthread_mutex_unlock(&w->all->mutex);
+        wake_owner(w->all);
+        pthread_mutex_lock(&w->all->mutex);
+    }
 }
 
 static void *writer_thread(void *user) {
     struct store *w = user;
     pthread_mutex_lock(&w->all->mutex);
     for (;;) {
-        struct write_slot *slot = store_first_ready(w);
-        if (w->forgets || w->forget_all) {
-            forget_one(w);
-        } else if (w->all->stop) { /* what waits is given up: tiers_flush came before */
+        if (store_forget_next(w))
+            continue;
+        if (w->all->stop) /* what waits is given up: tiers_flush came before */
             break;
-        } else if (slot) {
+        struct write_slot *slot = store_first_ready(w);
+        if (slot) {
             write_one(w, slot);
         } else {
             pthread_mutex_unlock(&w->all->mutex);
             w->tier->ops->rest(w->tier);
             pthread_mutex_lock(&w->all->mutex);
-            if (!store_first_ready(w) && !w->forgets && !w->forget_all && !w->all->stop)
-                wait_for_more(w);
+            if (!store_first_ready(w) && !store_forget_is_due(w) && !w->all->stop)
+                wait_at_most(w->all, &w->write_more, 1000); /* a tier has work of its own: rest */
         }
     }
     pthread_mutex_unlock(&w->all->mutex);
@@ -128,49 +130,88 @@ void store_stop_writer(struct store *w) {
         pthread_join(w->writer, NULL);
     w->has_writer = false;
     mem_free(w->copy);
-}
-
-bool store_is_forgetting(struct store *w, struct tier_key root) {
-    pthread_mutex_lock(&w->all->mutex);
-    bool some = w->forget_all;
-    for (const struct forget_job *job = w->forgets; job && !some; job = job->next)
-        some = !job->has_root || tier_key_equal(job->root, root);
-    pthread_mutex_unlock(&w->all->mutex);
-    return some;
+    store_drop_forgets(w);
 }
 
 bool store_is_writing(struct store *w) {
     pthread_mutex_lock(&w->all->mutex);
-    const bool some = w->n_slots || w->writing || w->forgets || w->forget_all;
+    const bool some = w->n_slots || w->writing || store_forget_is_due(w);
     pthread_mutex_unlock(&w->all->mutex);
     return some || w->n_waiting;
 }
 
 /* ---- the engine's thread --------------------------------------------------------------------- */
 
-/* A node is in no slot and no list of one store any more. */
-static void release(struct tiers *s, uint32_t x, bool given_up) {
+void store_leave_over(struct store *w) {
+    w->left_over = true;
+    w->rest_at = 0;
+}
+
+/* A node is in no slot and not in the list of the store any more. */
+static void release(struct store *w, uint32_t x, bool given_up) {
+    struct tiers *s = w->all;
     struct node *n = &s->tree->nodes[x];
     ASSERT(n->queued > 0);
     n->queued--;
     if (given_up) {
-        n->offered = false;
-        s->left_over = true;
+        n->offered &= (uint8_t)~store_bit(w);
         s->stats.unwritten_pages++;
+        store_leave_over(w);
     }
-    n->outlives &= n->queued > 0 || !n->offered;
+    n->outlives &= n->queued > 0 || n->offered != (1u << s->options.n) - 1;
     node_unpin(s->tree, x);
 }
 
+/* A tier that fails is tried again soon, then ever more rarely while that fails, too. */
+static void back_off(struct store *w) {
+    const double now = clock_seconds();
+    w->refused = true;
+    w->retries = false;
+    if (now < w->retry_at) /* one that was on its way when another failed */
+        return;
+    const bool soon = now < w->retry_at + w->pause;
+    w->pause = longer_pause(soon ? w->pause : 0);
+    w->retry_at = now + w->pause;
+}
+
+static void take_unwritten(struct store *w, const struct unwritten *u) {
+    struct node *n = &w->all->tree->nodes[u->node];
+    w->all->stats.unwritten_pages++;
+    if (!u->again)
+        return;
+    back_off(w);
+    if (n->to == TILE_TOKENS && tier_key_equal(n->chain, u->chain)) {
+        n->offered &= (uint8_t)~store_bit(w);
+        n->refused |= store_bit(w);
+    }
+}
+
+void store_retry(struct store *w, double now) {
+    if (!w->refused || now < w->retry_at)
+        return;
+    w->refused = false;
+    w->retries = true;
+    store_leave_over(w);
+}
+
 static void forget_first_waiting(struct store *w, bool given_up) {
-    struct tiers *s = w->all;
     const struct waiting first = w->waiting[w->first_waiting];
     w->first_waiting = (w->first_waiting + 1) % WAITING_MAX;
     w->n_waiting--;
     w->next_part = 0;
     w->waiting_bytes -= first.bytes;
     if (given_up)
-        release(s, first.node, true);
+        release(w, first.node, true);
+}
+
+/* K(0) of node x. Mostly the node before it on its path was in a slot last, or x itself was. */
+static struct tier_key root_of(struct store *w, uint32_t x, uint32_t before) {
+    const struct prefix_tree *t = w->all->tree;
+    const struct tier_key chain = t->nodes[x].chain;
+    if (!tier_key_equal(w->last, t->nodes[before].chain) && !tier_key_equal(w->last, chain))
+        w->last_root = t->nodes[node_root(t, x)].chain;
+    w->last = chain;
+    return w->last_root;
 }
 
 /* The next record of the first node that waits goes into a slot. */
@@ -184,8 +225,8 @@ static void fill_slot(struct store *w, struct write_slot *slot) {
     node_page_tokens(t, x, tokens);
     slot->state = SLOT_READY;
     slot->node = x;
-    part_head(s, part, at.layout, t->nodes[x].number, t->nodes[node_root(t, x)].chain,
-              t->nodes[before].chain, t->nodes[x].chain, tokens, &slot->head);
+    part_head(s, part, at.layout, t->nodes[x].number, root_of(w, x, before), t->nodes[before].chain,
+              t->nodes[x].chain, tokens, &slot->head);
     slot->from = part_host(s, at.addr, slot->head.bytes);
     slot->head.expires = t->nodes[x].expires == TREE_FOREVER ? 0 : t->nodes[x].expires;
     slot->replaces = t->nodes[x].outlives;
@@ -211,7 +252,7 @@ static void hand_over(struct store *w) {
         const uint32_t x = w->waiting[w->first_waiting].node;
         if (!find_next_part(w)) { /* nothing is left of it */
             forget_first_waiting(w, false);
-            release(s, x, false);
+            release(w, x, false);
             continue;
         }
         struct write_slot slot;
@@ -227,11 +268,12 @@ static void hand_over(struct store *w) {
 }
 
 /* Slots that were copied, from the first on; with `all` also those that no writer has taken. Waits
- * for a page that is being copied. */
+ * for a page that is being copied. Also takes reports of what was not written. */
 static void take_back(struct store *w, bool all) {
     struct tiers *s = w->all;
     uint32_t nodes[WRITE_SLOTS], n = 0;
     bool given_up[WRITE_SLOTS];
+    struct unwritten unwritten[WRITE_SLOTS + 1];
     pthread_mutex_lock(&s->mutex);
     while (w->n_slots) {
         struct write_slot *slot = &w->slots[w->first_slot];
@@ -247,9 +289,14 @@ static void take_back(struct store *w, bool all) {
         w->first_slot = (w->first_slot + 1) % WRITE_SLOTS;
         w->n_slots--;
     }
+    const uint32_t n_unwritten = w->n_unwritten;
+    memcpy(unwritten, w->unwritten, n_unwritten * sizeof *unwritten);
+    w->n_unwritten = 0;
     pthread_mutex_unlock(&s->mutex);
+    for (uint32_t i = 0; i < n_unwritten; i++)
+        take_unwritten(w, &unwritten[i]);
     for (uint32_t i = 0; i < n; i++)
-        release(s, nodes[i], given_up[i]);
+        release(w, nodes[i], given_up[i]);
 }
 
 void store_collect(struct store *w) {
@@ -268,117 +315,113 @@ void tiers_relent(struct tiers *s) {
 
 /* ---- offering -------------------------------------------------------------------------------- */
 
-/* Whether the node is one that tiers can have and have not been given. */
-static bool is_due(const struct tiers *s, uint32_t x) {
-    const struct node *n = &s->tree->nodes[x];
-    return !is_root(s->tree, x) && n->to == TILE_TOKENS && !n->offered &&
-           !has_expired(s->tree, x) && node_held_bytes(s->tree, x) > 0;
+/* Whether the node is one that the tier can have and has not been given. */
+static bool is_due(const struct store *w, uint32_t x) {
+    const struct node *n = &w->all->tree->nodes[x];
+    const uint8_t not_now = w->retries ? n->offered : n->offered | n->refused;
+    return n->to == TILE_TOKENS && !(not_now & store_bit(w)) && !has_expired(w->all->tree, x) &&
+           node_held_bytes(w->all->tree, x) > 0;
 }
 
-/* Puts a node into all queues. False: it does not fit. */
-static bool offer(struct tiers *s, uint32_t x) {
+/* Puts a node into the queue, which then has at most so many. False: it does not fit. */
+static bool offer(struct store *w, uint32_t x, uint32_t most) {
+    struct tiers *s = w->all;
+    struct node *n = &s->tree->nodes[x];
     const uint64_t bytes = node_held_bytes(s->tree, x);
-    for (uint32_t i = 0; i < s->options.n; i++) {
-        const struct store *w = &s->stores[i];
-        if (w->n_waiting == WAITING_MAX || w->waiting_bytes + bytes > s->options.queue_bytes)
-            return false;
-    }
-    for (uint32_t i = 0; i < s->options.n; i++) {
-        struct store *w = &s->stores[i];
-        node_pin(s->tree, x);
-        s->tree->nodes[x].queued++;
-        w->waiting[(w->first_waiting + w->n_waiting++) % WAITING_MAX] = (struct waiting){x, bytes};
-        w->waiting_bytes += bytes;
-    }
-    s->tree->nodes[x].offered = true;
-    s->tree->nodes[x].offered_until = s->tree->nodes[x].expires;
+    if (w->n_waiting >= most || w->waiting_bytes + bytes > s->options.queue_bytes)
+        return false;
+    node_pin(s->tree, x);
+    n->queued++;
+    if (!n->offered)
+        n->offered_until = n->expires;
+    n->offered |= store_bit(w);
+    n->refused &= (uint8_t)~store_bit(w);
+    w->waiting[(w->first_waiting + w->n_waiting++) % WAITING_MAX] = (struct waiting){x, bytes};
+    w->waiting_bytes += bytes;
     s->stats.offered_pages++;
     return true;
 }
 
-/* The pages of a path that are due, parents first: the deepest ancestor that was offered ends the
- * search. Nodes are listed from the end, so a long path is cut at its end, not at its beginning. */
-void tiers_offer(struct tiers *s, const struct tree_cursor *at) {
+/* Offers the nodes of a path that are due, parents first: the whole path, or as far as no ancestor
+ * was offered. False: they did not all fit. Nodes are listed from the end, so a long path is cut at
+ * its end, not at its beginning. */
+static bool offer_path(struct store *w, uint32_t x, bool whole, uint32_t most) {
     enum { MOST = 512 };
+    const struct prefix_tree *t = w->all->tree;
     uint32_t due[MOST], n = 0;
-    if (at->node == TREE_NOWHERE)
-        return;
-    for (uint32_t x = at->node; !is_root(s->tree, x); x = s->tree->nodes[x].parent) {
-        if (s->tree->nodes[x].offered)
+    for (; !is_root(t, x); x = t->nodes[x].parent) {
+        if (!whole && (t->nodes[x].offered & store_bit(w)))
             break;
-        if (is_due(s, x))
+        if (is_due(w, x))
             due[n++ % MOST] = x;
     }
     for (uint32_t i = 0; i < n; i++)
-        if (i == MOST || !offer(s, due[(n - 1 - i) % MOST])) {
-            s->left_over = true;
-            break;
-        }
-    for (uint32_t i = 0; i < s->options.n; i++)
-        hand_over(&s->stores[i]);
+        if (i == MOST || !offer(w, due[(n - 1 - i) % MOST], most))
+            return false;
+    return true;
+}
+
+void tiers_offer(struct tiers *s, const struct tree_cursor *at) {
+    if (at->node == TREE_NOWHERE)
+        return;
+    for (uint32_t i = 0; i < s->options.n; i++) {
+        struct store *w = &s->stores[i];
+        /* above what was offered something may be left only if anything is */
+        if (!offer_path(w, at->node, w->left_over, WAITING_MAX))
+            store_leave_over(w);
+        hand_over(w);
+    }
+}
+
+/* As tiers_rest, for one store. */
+static bool rest(struct store *w, uint32_t nodes) {
+    const struct prefix_tree *t = w->all->tree;
+    if (!w->left_over)
+        return false;
+    for (uint32_t i = 0; i < nodes && w->rest_at < t->n_made; i++, w->rest_at++) {
+        if (!is_due(w, w->rest_at))
+            continue;
+        const bool fits = offer_path(w, w->rest_at, false, w->retries ? TRIAL_NODES : WAITING_MAX);
+        hand_over(w);
+        if (!fits)
+            return false;
+    }
+    if (w->rest_at < t->n_made)
+        return true;
+    w->rest_at = 0;
+    w->left_over = w->retries = false;
+    return false;
 }
 
 bool tiers_rest(struct tiers *s, uint32_t nodes) {
-    struct prefix_tree *t = s->tree;
-    if (!s->left_over)
-        return false;
-    for (uint32_t i = 0; i < nodes && s->rest_at < t->n_made; i++) {
-        const uint32_t x = s->rest_at++;
-        /* free nodes and roots have from == to */
-        if (t->nodes[x].from != t->nodes[x].to && is_due(s, x)) {
-            const struct tree_cursor at = {x};
-            tiers_offer(s, &at);
-            if (!t->nodes[x].offered) { /* the queues are full */
-                s->rest_at--;
-                return false;
-            }
-        }
-    }
-    if (s->rest_at < t->n_made)
-        return true;
-    s->rest_at = 0;
-    s->left_over = false;
-    return false;
+    bool more = false;
+    for (uint32_t i = 0; i < s->options.n; i++)
+        more |= rest(&s->stores[i], nodes);
+    return more;
+}
+
+/* Whether a store has something to do for tiers_flush. */
+static bool flush_one(struct store *w) {
+    store_collect(w);
+    (void)rest(w, UINT32_MAX);
+    return w->left_over || store_is_writing(w);
 }
 
 void tiers_flush(struct tiers *s, double seconds) {
     const double until = clock_seconds() + seconds;
-    s->rest_at = 0;
-    s->left_over = true;
+    for (uint32_t i = 0; i < s->options.n; i++) {
+        s->stores[i].retries = true; /* once more, also what a tier did not take */
+        store_leave_over(&s->stores[i]);
+    }
     while (clock_seconds() < until) {
-        bool writing = false;
-        for (uint32_t i = 0; i < s->options.n; i++) {
-            store_collect(&s->stores[i]);
-            writing |= store_is_writing(&s->stores[i]);
-        }
-        (void)tiers_rest(s, UINT32_MAX);
-        if (!s->left_over && !writing)
+        bool some = false;
+        for (uint32_t i = 0; i < s->options.n; i++)
+            some |= flush_one(&s->stores[i]);
+        if (!some)
             return;
-        struct timespec tick;
-        clock_gettime(CLOCK_REALTIME, &tick);
-        tick.tv_nsec += 20 * 1000 * 1000;
-        tick.tv_sec += tick.tv_nsec / 1000000000;
-        tick.tv_nsec %= 1000000000;
         pthread_mutex_lock(&s->mutex);
-        pthread_cond_timedwait(&s->progress, &s->mutex, &tick);
+        wait_at_most(s, &s->progress, 20);
         pthread_mutex_unlock(&s->mutex);
     }
     tiers_relent(s);
-}
-
-void store_forget(struct store *w, const struct tier_key *root) {
-    struct forget_job *job = mem_alloc(sizeof *job);
-    if (job)
-        *job = (struct forget_job){.has_root = root != NULL};
-    if (job && root)
-        job->root = *root;
-    pthread_mutex_lock(&w->all->mutex);
-    if (job) {
-        *w->forgets_end = job;
-        w->forgets_end = &job->next;
-    } else { /* better to forget too much than too little */
-        w->forget_all = true;
-    }
-    pthread_cond_signal(&w->write_more);
-    pthread_mutex_unlock(&w->all->mutex);
 }

@@ -139,6 +139,12 @@ static uint32_t first_leaf(const struct prefix_tree *t, uint32_t x) {
     return x;
 }
 
+/* A node that stays although its salt is forgotten: tiers have forgotten its page. */
+static void keep_pinned(struct prefix_tree *t, uint32_t x) {
+    t->nodes[x].offered = t->nodes[x].refused = 0;
+    node_settle(t, x);
+}
+
 /* Removes every node of a salt that no cursor pins, children first. The root goes with its last
  * child. While a child is removed its parent is pinned, so that it does not merge before its
  * turn. */
@@ -150,7 +156,7 @@ static void forget_below(struct prefix_tree *t, uint32_t root) {
         if (is_leaf(t, x) && !t->nodes[x].pins)
             node_remove(t, x);
         else
-            node_settle(t, x);
+            keep_pinned(t, x);
         if (parent != root)
             t->nodes[parent].pins--;
         x = next != NO_NODE ? first_leaf(t, next) : parent;

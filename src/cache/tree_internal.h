@@ -30,7 +30,8 @@ struct node {
     uint32_t state;         /* page of the state after its last token, or NO_ADDR */
     uint32_t uses;          /* requests that went through it since it was stored */
     bool abandoned;         /* see node_abandon_rest */
-    bool offered;           /* its page has been given to the tiers, or came from one */
+    uint8_t offered;        /* tiers that were given its page, or that it came from: a bit each */
+    uint8_t refused;        /* tiers that did not take it when they were given it last */
     uint8_t queued;         /* so many tiers have not copied its pages yet: they must not change */
     bool outlives;          /* what tiers have is to be replaced: the node lives much longer */
     uint32_t expires;       /* seconds since 1970, or TREE_FOREVER */

@@ -166,8 +166,8 @@ void node_keep(struct prefix_tree *t, uint32_t x, uint64_t expires) {
     for (; !is_root(t, x) && t->nodes[x].expires < expires; x = t->nodes[x].parent) {
         struct node *n = &t->nodes[x];
         if (again != NO_NODE) {
-            n->outlives |= n->offered;
-            n->offered = false;
+            n->outlives |= n->offered != 0;
+            n->offered = n->refused = 0;
         }
         again = again == x ? NO_NODE : again;
         n->expires = (uint32_t)expires;

@@ -572,8 +572,10 @@ static int start(struct batch *b) {
     if (!code) {
         kvasir_context_info info;
         kvasir_engine_get_context(b->engine, &info);
-        if (!b->a->quiet)
+        if (!b->a->quiet) {
             print_context_facts(&info);
+            print_stores_line(b->engine, &b->options);
+        }
         progress_start(&b->progress, b->a->quiet ? NULL : "batch", b->to_do, "requests");
         b->writing = pthread_create(&b->writer, NULL, write_results, b) == 0;
         if (!b->writing)

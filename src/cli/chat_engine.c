@@ -228,8 +228,10 @@ static int open_engine(struct engine_source *s, const kvasir_engine_options *opt
     if (status)
         return library_error(s->c, &err);
     kvasir_engine_get_context(s->engine, &info);
-    if (!s->o->quiet)
+    if (!s->o->quiet) {
         print_context_facts(&info);
+        print_stores_line(s->engine, options);
+    }
     if (!s->o->quiet && s->sampling.options.temp > 0)
         fprintf(stderr, "seed:   %llu\n", (unsigned long long)s->sampling.options.seed);
     return EXIT_GOOD;

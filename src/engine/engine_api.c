@@ -197,6 +197,7 @@ static bool take_orders(struct kvasir_engine *e, bool idle, bool *more) {
     e->forget = NULL;
     e->calls = NULL;
     e->forget_all = e->cancels = false;
+    e->forgetting = all || orders;
     for (struct request *q = e->open; stop && q; q = q->next)
         atomic_store(&q->cancel, true);
     pthread_mutex_unlock(&e->mutex);

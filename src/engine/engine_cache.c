@@ -69,6 +69,9 @@ void cache_forget_orders(struct kvasir_engine *e, bool all, struct forget_order 
         forget_salt(e, o->salt);
         mem_free(o);
     }
+    pthread_mutex_lock(&e->mutex);
+    e->forgetting = false;
+    pthread_mutex_unlock(&e->mutex);
 }
 
 void kvasir_engine_forget(kvasir_engine *e, const char *salt) {
@@ -85,6 +88,13 @@ void kvasir_engine_forget(kvasir_engine *e, const char *salt) {
     }
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->mutex);
+}
+
+bool kvasir_engine_is_forgetting(kvasir_engine *e) {
+    pthread_mutex_lock(&e->mutex);
+    const bool some = e->forget || e->forget_all || e->forgetting;
+    pthread_mutex_unlock(&e->mutex);
+    return some || (e->tiers && tiers_are_forgetting(e->tiers));
 }
 
 static void run_forget(struct kvasir_engine *e, const struct engine_call *c) {

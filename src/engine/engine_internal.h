@@ -90,6 +90,7 @@ struct kvasir_engine {
     uint32_t waiting;  /* submitted, not yet admitted */
     uint64_t requests; /* submitted so far; the last id */
     bool stop, cancels, forget_all;
+    bool forgetting;             /* the engine's thread has taken orders to forget */
     bool tiers_ready;            /* tiers_collect has something to do */
     struct forget_order *forget; /* salts of prefixes to be forgotten */
     struct engine_call *calls;   /* the oldest first */

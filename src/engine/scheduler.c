@@ -500,9 +500,18 @@ static void admit_all(struct sched *s) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* With tiers, which have whole pages only: the last length of a prompt at which one ends. */
+/* With tiers, which have whole pages only: the last length of a prompt at which one ends. The
+ * prompt is found there again, so the tree must get the state there, and all pages that a window
+ * sees. */
 static uint32_t tier_point(const struct sched *s, const struct task *t) {
     return s->tiers ? (t->n_prompt - 1) / TILE_TOKENS * TILE_TOKENS : 0;
+}
+
+static bool ends_at_tier_point(const struct sched *s, const struct task *t, uint32_t at,
+                               uint32_t end) {
+    const uint32_t point = tier_point(s, t);
+    return at < point && point < end &&
+           (s->recurrent || kv_cache_outruns(s->cache, at, point, end));
 }
 
 /* Recurrent layers: steps end at lengths at which the tree is to store their state. */
@@ -533,14 +542,16 @@ static bool has_room_for_state(const struct sched *s) {
 static uint32_t rows_left(const struct sched *s, const struct task *t) {
     const uint32_t at = seq_length(t->seq), every = s->options.snapshot_tokens;
     uint32_t end = t->n_tokens;
-    if (!s->recurrent || !is_stored(s, t))
+    if (!is_stored(s, t))
+        return end - at;
+    if (ends_at_tier_point(s, t, at, end))
+        end = tier_point(s, t);
+    if (!s->recurrent)
         return end - at;
     if (at < t->n_prompt - 1 && t->n_prompt - 1 < end)
         end = t->n_prompt - 1;
     if (at < t->hit_point && t->hit_point < end)
         end = t->hit_point;
-    if (at < tier_point(s, t) && tier_point(s, t) < end)
-        end = tier_point(s, t);
     if (every && at / every * every + every < end)
         end = at / every * every + every;
     return end - at;

@@ -65,8 +65,10 @@ static kvasir_status open_remote(struct kvasir_engine *e, const kvasir_engine_op
                                               .complain = note,
                                               .user = e};
     const kvasir_status status = tier_redis_create(&remote, out, err);
+    const bool short_secret = secret && bytes < TIER_SECRET_LEAST;
     mem_free(secret);
-    return fail_of_field(status, err, "engine.cache_remote");
+    return fail_of_field(status, err,
+                         short_secret ? "engine.cache_remote_secret_file" : "engine.cache_remote");
 }
 
 /* Lengthens `context` by the formats of stored prefixes. */

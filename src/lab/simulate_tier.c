@@ -183,12 +183,13 @@ static void sim_drop(struct tier *t, const struct tier_place *place, struct tier
 }
 
 /* Nothing asks a replay to forget. */
-static void sim_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
+static bool sim_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
     struct sim_tier *m = of_base(t);
     (void)context;
     (void)root;
     while (m->oldest)
         record_remove(m, m->oldest);
+    return true;
 }
 
 static void sim_rest(struct tier *t) {

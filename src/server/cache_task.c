@@ -9,6 +9,10 @@
  * While it is suspended the exchange cannot end, so the task is the worker's and then the engine's
  * until that wakes it. Nobody waits on a thread of its own.
  *
+ * A DELETE is then answered once the stores below the memory have forgotten, too, or after a few
+ * seconds, with "pending": true. Until then it is in the server's list, which the watcher's tick
+ * looks at.
+ *
  * Whose prefixes: a salt is a key and the cache_salt of requests (server_salt). DELETE names the
  * second, and by the name of its keys a tenant; without one the salt of every key is meant.
  */
@@ -31,7 +35,9 @@ struct cache_task {
     char *salt, *tenant; /* NULL: not given */
     const char **salts;  /* [n_salts], mem_free each */
     size_t n_salts;
-    struct api_request request; /* of explain */
+    struct cache_task *next_waiting; /* of the server's list */
+    int64_t until_us;                /* as long it waits for the stores; 0: it is not in the list */
+    struct api_request request;      /* of explain */
     /* of the engine's thread or the worker, then of the HTTP thread */
     bool good;
     kvasir_forgotten forgotten;
@@ -80,9 +86,20 @@ static void gone(struct http_exchange *exchange) {
     atomic_store(&task_of(exchange)->end.cancelled, true);
 }
 
+static void leave_list(struct cache_task *t) {
+    struct cache_task **at = &t->server->forgets;
+    pthread_mutex_lock(&t->server->mutex);
+    while (*at != t)
+        at = &(*at)->next_waiting;
+    *at = t->next_waiting;
+    pthread_mutex_unlock(&t->server->mutex);
+}
+
 static void done(struct http_exchange *exchange, unsigned status) {
     struct cache_task *t = task_of(exchange);
     ASSERT(atomic_load(&t->finished));
+    if (t->until_us)
+        leave_list(t);
     if (status >= HTTP_BAD_REQUEST)
         log_add(t->server->log, "route=%s status=%u client=%s", t->route, status, exchange->client);
     account_end(t->account);
@@ -253,16 +270,45 @@ static void run_forget(struct work *work) {
         fail_task(t);
 }
 
+static bool is_over(const struct cache_task *t, bool pending) {
+    return !pending || atomic_load(&t->server->stopping) || metrics_now_us() >= t->until_us;
+}
+
+void forgets_tick(struct server *s) {
+    pthread_mutex_lock(&s->mutex);
+    const bool pending = s->forgets && kvasir_engine_is_forgetting(s->engine);
+    for (struct cache_task *t = s->forgets; t; t = t->next_waiting)
+        if (is_over(t, pending))
+            http_wake(t->exchange);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+static void enter_list(struct cache_task *t) {
+    enum { PATIENCE_US = 5000000 };
+    pthread_mutex_lock(&t->server->mutex);
+    t->until_us = metrics_now_us() + PATIENCE_US;
+    t->next_waiting = t->server->forgets;
+    t->server->forgets = t;
+    pthread_mutex_unlock(&t->server->mutex);
+}
+
 static enum http_step forget_go_on(struct http_exchange *exchange) {
-    const struct cache_task *t = task_of(exchange);
+    struct cache_task *t = task_of(exchange);
     if (!atomic_load(&t->finished))
         return HTTP_WAIT;
     if (!t->good)
         return reply_error(t->server, exchange, &PROTOCOL_CHAT, &t->err);
+    bool pending = kvasir_engine_is_forgetting(t->server->engine);
+    if (pending && !t->until_us) {
+        enter_list(t); /* the tick may have missed the end, or the server's: it is asked again */
+        pending = kvasir_engine_is_forgetting(t->server->engine);
+    }
+    if (!is_over(t, pending))
+        return HTTP_WAIT;
     const kvasir_forgotten *f = &t->forgotten;
     return reply_json(t->server, exchange, HTTP_OK,
-                      json_pack("{s:s, s:b, s:{s:I, s:I, s:I}}", "status", "cleared",
-                                "rewarm_scheduled", 0, "forgotten", "entries",
+                      json_pack("{s:s, s:b, s:b, s:{s:I, s:I, s:I}}", "status", "cleared",
+                                "rewarm_scheduled", 0, "pending", pending, "forgotten", "entries",
                                 (json_int_t)f->entries, "tokens", (json_int_t)f->tokens, "bytes",
                                 (json_int_t)f->bytes));
 }

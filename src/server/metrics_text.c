@@ -274,11 +274,11 @@ static void tier_figures(struct metrics_page *p, const struct server_figures *f)
     counter(p, "kvasir_tier_loads_slow_total", "", s->tier_loads_slow,
             "Loads that were not begun because computing is faster.");
     counter(p, "kvasir_tier_hit_tokens_total", "", s->tier_tokens,
-            "Tokens of the prefixes that loads ended with.");
+            "Tokens that loads added to hits, beyond what was in memory.");
     counter(p, "kvasir_tier_offered_pages_total", "", s->tier_offered_pages,
-            "Pages of the prefix cache that were given to the tiers.");
+            "Pages of 64 tokens that were given to the tiers, each tier counted.");
     counter(p, "kvasir_tier_unwritten_pages_total", "", s->tier_unwritten_pages,
-            "Pages that were given up before they were written.");
+            "Pages of 64 tokens of them that were given up, or that a tier did not take.");
     tier_stores(p, f);
 }
 

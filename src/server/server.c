@@ -66,6 +66,7 @@ static void trim(struct server *s) {
 
 static void tick(void *user) {
     jobs_tick(user);
+    forgets_tick(user);
     trim(user);
 }
 
@@ -282,7 +283,8 @@ void server_destroy(struct server *s) {
         server_wait_idle(s, LAST_BYTES_S);
     }
     if (s->work)
-        work_pool_end(s->work); /* wakes the last suspended exchanges */
+        work_pool_end(s->work); /* wakes the last suspended exchanges, and: */
+    forgets_tick(s);
     http_stop(s->http);
     http_stop(s->admin_http);
     work_pool_destroy(s->work);

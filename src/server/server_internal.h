@@ -49,8 +49,9 @@ struct server {
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* n_jobs or n_incomplete is 0 now, or n_jobs no longer; or of warm.c */
     struct job *jobs;
-    uint32_t n_jobs;       /* with those that are not in the list (text_task.c) */
-    uint32_t n_incomplete; /* jobs whose last event has not come */
+    struct cache_task *forgets; /* that wait until stores have forgotten */
+    uint32_t n_jobs;            /* with those that are not in the list (text_task.c) */
+    uint32_t n_incomplete;      /* jobs whose last event has not come */
 };
 
 /* Whose request it is: requests of one tenant share prefixes and may cancel each other. */
@@ -145,6 +146,8 @@ bool lookups_find(struct lookups *all, const char *id, struct lookup *out);
 /* DELETE /v1/cache: all, or a salt that the query or the body names. */
 enum http_step forget_begin(struct server *s, struct http_exchange *exchange,
                             const struct tenant *tenant);
+/* By the watcher: those whose stores have forgotten, or took long, reply. */
+void forgets_tick(struct server *s);
 /* POST /v1/cache/explain: the body is that of a request. GET: of a recent request. */
 enum http_step explain_begin(struct server *s, struct http_exchange *exchange,
                              const struct tenant *tenant);

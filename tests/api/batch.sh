@@ -55,8 +55,9 @@ printf '{%% for m in messages %%}{{ m.content }}{%% endfor %%}{{ extra }}' >t.ji
     request logprobs '{"prompt":"Once upon a time","max_tokens":4,"logprobs":2}'
     request default '{"prompt":"Once upon a time"}'
 } >in
-b -i in -o out1 --chat-template t.jinja -n 9
+b -i in -o out1 --chat-template t.jinja -n 9 --cache-dir store --cache-disk-gb 0.5
 grep -q '^batch:  8 requests in .* 0 failed$' err || die "no summary"
+grep -qxF 'stores: disk store, 0 B of 512.0 MiB, 0 records' err || die "no line about stores"
 [ -s out ] && die "something on standard output"
 good generate -m "$stories" "${flags[@]}" --raw -p "Once upon a time" -n 40 --json -q
 text=$(json text)

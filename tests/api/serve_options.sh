@@ -339,8 +339,8 @@ end_server TERM 0
 mkdir store && touch secret && port1=1 # nobody listens there
 s '--cache-remote: the remote cache.s URL must be redis://' -m "$tiny" --cache-memory-mb 64 -q \
     --cache-remote http://localhost
-s '.*secret has 0 bytes' -m "$tiny" --cache-memory-mb 64 -q \
-    --cache-remote redis://127.0.0.1:$port1 --cache-remote-secret-file secret
+s '--cache-remote-secret-file: the remote cache.s secret has 0 bytes' -m "$tiny" -q \
+    --cache-memory-mb 64 --cache-remote redis://127.0.0.1:$port1 --cache-remote-secret-file secret
 s '--cache-dir: not allowed with --no-prefix-cache' -m "$tiny" --cache-memory-mb 64 -q \
     --cache-dir store --no-prefix-cache
 s '--cache-disk-gb: must be at least 16 MiB' -m "$tiny" --cache-memory-mb 64 -q \

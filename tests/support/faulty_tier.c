@@ -220,7 +220,7 @@ static void faulty_drop(struct tier *base, const struct tier_place *place, struc
     faults_dropped++;
 }
 
-static void faulty_forget(struct tier *base, struct tier_key context, const struct tier_key *root) {
+static bool faulty_forget(struct tier *base, struct tier_key context, const struct tier_key *root) {
     struct faulty_store *s = faulty(base)->store;
     pthread_mutex_lock(&s->mutex);
     for (struct record **at = &s->first; *at;) {
@@ -235,6 +235,7 @@ static void faulty_forget(struct tier *base, struct tier_key context, const stru
         }
     }
     pthread_mutex_unlock(&s->mutex);
+    return true;
 }
 
 static void faulty_rest(struct tier *base) {

@@ -51,8 +51,13 @@ static void gated_read(struct tier *t, struct tier_read *reads, uint32_t n, doub
 static bool gated_write(struct tier *t, const struct record_head *head, const void *payload) {
     struct place *p = gated(t)->place;
     pass(p, GATE_WRITE);
-    const bool written = !p->full && gated(t)->below->ops->write(gated(t)->below, head, payload);
     pthread_mutex_lock(&p->mutex);
+    const bool fails = p->fails > 0;
+    p->fails -= fails && p->fails < UINT32_MAX;
+    pthread_mutex_unlock(&p->mutex);
+    const bool written = !fails && gated(t)->below->ops->write(gated(t)->below, head, payload);
+    pthread_mutex_lock(&p->mutex);
+    p->tries++;
     p->writes += written;
     p->expires = written ? head->expires : p->expires;
     if (written && head->kind == RECORD_PAGE)
@@ -69,9 +74,19 @@ static void gated_drop(struct tier *t, const struct tier_place *place, struct ti
     pthread_mutex_unlock(&p->mutex);
 }
 
-static void gated_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
+static bool forget_fails(struct place *p) {
+    pthread_mutex_lock(&p->mutex);
+    p->forgets++;
+    const bool fails = p->forget_fails > 0;
+    p->forget_fails -= fails;
+    pthread_mutex_unlock(&p->mutex);
+    return fails;
+}
+
+static bool gated_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
     pass(gated(t)->place, GATE_FORGET);
-    gated(t)->below->ops->forget(gated(t)->below, context, root);
+    return !forget_fails(gated(t)->place) &&
+           gated(t)->below->ops->forget(gated(t)->below, context, root);
 }
 
 static void gated_rest(struct tier *t) {
@@ -122,6 +137,12 @@ void gate_wait(struct place *p, enum gate gate) {
     pthread_mutex_lock(&p->mutex);
     while (!p->at[gate])
         pthread_cond_wait(&p->changed, &p->mutex);
+    pthread_mutex_unlock(&p->mutex);
+}
+
+void place_fail(struct place *p, uint32_t writes) {
+    pthread_mutex_lock(&p->mutex);
+    p->fails = writes;
     pthread_mutex_unlock(&p->mutex);
 }
 

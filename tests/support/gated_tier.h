@@ -19,7 +19,9 @@ struct place {
     uint32_t read_from; /* GATE_READ is for pages from this number on */
     uint32_t at[GATES]; /* calls that wait at a gate */
     uint32_t finds, reads, read_by_bits[9], writes, written_by_bits[9], drops;
-    bool full;        /* writes fail */
+    uint32_t tries;               /* to write */
+    uint32_t fails, forget_fails; /* so many writes and forgets are to fail */
+    uint32_t forgets;
     uint64_t expires; /* of the last record that was written */
 };
 
@@ -27,7 +29,8 @@ struct place *place_new(void);
 void place_free(struct place *p);
 struct tier *place_open(struct place *p, bool instant);
 void gate_set(struct place *p, enum gate gate, bool closed);
-void gate_wait(struct place *p, enum gate gate); /* until somebody waits at a closed gate */
+void gate_wait(struct place *p, enum gate gate);   /* until somebody waits at a closed gate */
+void place_fail(struct place *p, uint32_t writes); /* so many from now on; UINT32_MAX: all */
 /* One of the counts, while engines run. */
 uint32_t count_of_place(struct place *p, const uint32_t *count);
 /* Until so many records were written, at most 20 s. */
