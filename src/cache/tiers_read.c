@@ -16,7 +16,8 @@
 #include "cache/tiers_internal.h"
 
 /* A busy core gives a thread of nice 14 about 4 % of its time, an idle one all: a load that finds
- * no idle core takes longer, and the steps of others go on as before. */
+ * no idle core takes longer, and the steps of others slow down by a third instead of doubling
+ * (docs/speed.md). */
 enum { READER_NICE = 14 };
 
 /* ---- taking work, with the mutex held -------------------------------------------------------- */
