@@ -265,11 +265,10 @@ void kv_cache_keep_ready(struct kv_cache *c, uint32_t sequences, uint64_t load_b
     uint64_t each = c->state_page_bytes;
     for (uint32_t g = 0; g < c->n_groups; g++)
         each += c->layouts[g][LAYOUT_OWN].page_bytes;
-    const uint64_t budget = c->options.budget_bytes, most = budget / BUDGET_PART / each,
-                   pages = sequences < most ? sequences : most,
-                   loads =
-                       (load_bytes < budget / LOADS_PART ? load_bytes : budget / LOADS_PART) / each,
-                   at_rest = pages > loads ? pages : loads;
+    const uint64_t budget = c->options.budget_bytes,
+                   pages = min_size(sequences, budget / BUDGET_PART / each),
+                   loads = min_size(load_bytes, budget / LOADS_PART) / each,
+                   at_rest = max_size(pages, loads);
     for (uint32_t g = 0; g < c->n_groups; g++)
         pool_keep_ready(c->pool, c->groups[g].page_class[LAYOUT_OWN], pages, at_rest);
     if (c->state_page_bytes)

@@ -99,7 +99,7 @@ bool kvasir_engine_is_forgetting(kvasir_engine *e) {
 
 static void run_forget(struct kvasir_engine *e, const struct engine_call *c) {
     kvasir_forgotten what = {0};
-    if (e->tiers) /* what waits to be written is pinned, and would not be forgotten */
+    if (e->tiers) /* what waits to be written is pinned, and would not count as an entry */
         tiers_relent(e->tiers);
     const struct tree_stats before = e->tree ? tree_stats(e->tree) : (struct tree_stats){0};
     const uint64_t bytes = e->tree ? tree_stored_bytes(e->tree) : 0;

@@ -28,6 +28,7 @@ struct sim_record {
 
 struct sim_tier {
     struct tier base;
+    struct tier_ops ops; /* SIM_OPS with the kind's name */
     enum sim_tier_kind kind;
     const double *now;
     struct sim_record **table; /* [buckets] */
@@ -182,13 +183,16 @@ static void sim_drop(struct tier *t, const struct tier_place *place, struct tier
         record_remove(of_base(t), r);
 }
 
-/* Nothing asks a replay to forget. */
-static bool sim_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
-    struct sim_tier *m = of_base(t);
-    (void)context;
-    (void)root;
+static void remove_all(struct sim_tier *m) {
     while (m->oldest)
         record_remove(m, m->oldest);
+}
+
+/* Nothing asks a replay to forget. */
+static bool sim_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
+    (void)context;
+    (void)root;
+    remove_all(of_base(t));
     return true;
 }
 
@@ -202,33 +206,20 @@ static void sim_stats(struct tier *t, struct tier_stats *out) {
 
 static void sim_destroy(struct tier *t) {
     struct sim_tier *m = of_base(t);
-    while (m->oldest)
-        record_remove(m, m->oldest);
+    remove_all(m);
     mem_free(m->table);
     mem_free(m);
 }
 
-static const struct tier_ops DISK_OPS = {.name = "disk",
-                                         .instant = true,
-                                         .find = sim_find,
-                                         .read = sim_read,
-                                         .write = sim_write,
-                                         .drop = sim_drop,
-                                         .forget = sim_forget,
-                                         .rest = sim_rest,
-                                         .stats = sim_stats,
-                                         .destroy = sim_destroy};
-
-static const struct tier_ops REMOTE_OPS = {.name = "remote",
-                                           .instant = true,
-                                           .find = sim_find,
-                                           .read = sim_read,
-                                           .write = sim_write,
-                                           .drop = sim_drop,
-                                           .forget = sim_forget,
-                                           .rest = sim_rest,
-                                           .stats = sim_stats,
-                                           .destroy = sim_destroy};
+static const struct tier_ops SIM_OPS = {.instant = true,
+                                        .find = sim_find,
+                                        .read = sim_read,
+                                        .write = sim_write,
+                                        .drop = sim_drop,
+                                        .forget = sim_forget,
+                                        .rest = sim_rest,
+                                        .stats = sim_stats,
+                                        .destroy = sim_destroy};
 
 uint64_t sim_tier_tokens(const struct tier *t) {
     return ((const struct sim_tier *)t)->tokens;
@@ -243,7 +234,9 @@ kvasir_status sim_tier_create(enum sim_tier_kind kind, uint64_t limit_bytes, con
         mem_free(m);
         return fail(err, KVASIR_ERR_MEMORY, "simulate: out of memory");
     }
-    m->base.ops = kind == SIM_DISK ? &DISK_OPS : &REMOTE_OPS;
+    m->ops = SIM_OPS;
+    m->ops.name = kind == SIM_DISK ? "disk" : "remote";
+    m->base.ops = &m->ops;
     m->kind = kind;
     m->now = now;
     m->table = table;
