@@ -18,73 +18,27 @@ import http.client
 import json
 import os
 import re
-import shutil
 import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
-PAGE = 64
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "tests", "support"))
+from served import PAGE, REDIS, Process, Redis  # noqa: E402
 
 
 def fail(*what):
     sys.exit(" ".join(["shared_redis:", *map(str, what)]))
 
 
-class Redis:
-    """redis-server on a free port of the loopback, with nothing on disk."""
-
-    def __init__(self, folder):
-        program = shutil.which("redis-server") or shutil.which("valkey-server")
-        if not program:
-            print("shared_redis: skipped, no redis-server")
-            sys.exit(77)
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
-        self.process = subprocess.Popen(
-            [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
-             "--appendonly", "no", "--dir", folder], stdout=subprocess.DEVNULL)
-        for _ in range(500):
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                time.sleep(0.02)
-        fail("redis-server does not listen")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait()
-
-
-class Server:
+class Server(Process):
     def __init__(self, args, redis, name, folder):
-        self.log = os.path.join(folder, name)
-        with open(self.log, "w") as log:
-            self.process = subprocess.Popen(
-                [args.program, "serve", "-m", args.model, "--port", "0", "--cache-remote",
-                 f"redis://127.0.0.1:{redis.port}", *args.flags], stderr=log)
-        while True:
-            with open(self.log) as f:
-                said = f.read()
-            found = re.search(r"^server: listening on http://[0-9.]+:(\d+)$", said, re.M)
-            if found:
-                break
-            if self.process.poll() is not None:
-                fail("the server does not start:", said)
-            time.sleep(0.05)
-        self.port = int(found[1])
+        super().__init__(
+            [args.program, "serve", "-m", args.model, "--port", "0", "--cache-remote",
+             f"redis://127.0.0.1:{redis.port}", *args.flags], os.path.join(folder, name),
+            seconds=600)
         self.ask(prompt(args.vocab, 40, 0))
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.process.send_signal(signal.SIGTERM)
@@ -142,6 +96,9 @@ def main():
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args = p.parse_args(sys.argv[1:split])
     args.flags = sys.argv[split + 1:]
+    if not REDIS:
+        print("shared_redis: skipped, no redis-server")
+        sys.exit(77)
     prompts = [prompt(args.vocab, args.tokens, 1 + i) for i in range(args.prompts)]
     whole = (args.tokens - 1) // PAGE * PAGE
     with tempfile.TemporaryDirectory() as folder, Redis(folder) as redis:

@@ -8,12 +8,16 @@ MODEL has a tokenizer and no chat template. Works in the current folder.
 """
 import http.client
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
+from served import Process, check  # noqa: E402
 
 PROGRAM, MODEL = sys.argv[1:]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -22,51 +26,13 @@ FIELDS = ("id client_id route status finish prompt cached hit diverged_at common
           "cache_bytes queue_ms first_token_ms total_ms client").split()
 
 
-def check(good, *what):
-    if not good:
-        raise AssertionError(what)
-
-
-class Server:
-    """A server process, killed at the end of its `with` block."""
-
+class Server(Process):
     def __init__(self, *flags, port=0):
         command = [PROGRAM, "serve", "-m", MODEL, "--kv-bits", "f16", "--chat-template", "template",
                    "--ctx", "100000", "--cache-memory-mb", "200", *flags]
         if port is not None:
             command += ["--port", str(port)]
-        self.log = open("log", "w+")  # a file, so that nothing has to read along
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.DEVNULL, stderr=self.log)
-        try:
-            listening = self.line(r"^server: listening on http://([0-9.]+):(\d+)$")
-        except AssertionError:
-            self.__exit__()
-            raise
-        self.host, self.port = listening[1], int(listening[2])
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
-        self.log.close()
-
-    def text(self):
-        with open("log") as f:
-            return f.read()
-
-    def line(self, pattern, seconds=60):
-        """Waits for a line of the log."""
-        end = time.time() + seconds
-        while True:
-            ended = self.process.poll() is not None
-            found = re.search(pattern, self.text(), re.M)
-            if found:
-                return found
-            check(not ended and time.time() < end, "no line", pattern, self.text())
-            time.sleep(0.02)
+        super().__init__(command, "log")
 
     def requests(self, n):
         """Waits for n lines about requests; the last one as a dict."""

@@ -11,14 +11,13 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
-from served import Server, check, prompt, verify, whole_pages  # noqa: E402
+from served import REDIS, Redis, Server, check, prompt, verify, whole_pages  # noqa: E402
 
 PROGRAM, FIXTURES, *FLAGS = sys.argv[1:]
 Server.program, Server.flags = PROGRAM, FLAGS
@@ -431,65 +430,6 @@ def test_no_store_and_ttl():
 
 # ---- a shared store ------------------------------------------------------------------------------
 
-class Redis:
-    """A redis-server without a file, killed at the end of its `with` block."""
-
-    def __init__(self):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
-        self.start()
-
-    def start(self):
-        self.process = subprocess.Popen(
-            [REDIS, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly",
-             "no", "--dir", os.getcwd()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL)
-        end = time.time() + 20
-        while self.keys() is None:
-            check(time.time() < end and self.process.poll() is None, "redis-server")
-            time.sleep(0.02)
-
-    def keys(self):
-        """How many there are; None: it does not answer."""
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), 5) as s:
-                s.sendall(b"DBSIZE\r\n")
-                return int(s.recv(100)[1:])
-        except (OSError, ValueError):
-            return None
-
-    def settled(self):
-        """Waits until nothing has been written for a while."""
-        last, since = -1, time.time()
-        while time.time() - since < 0.5:
-            now = self.keys()
-            if now != last:
-                last, since = now, time.time()
-            time.sleep(0.05)
-        return last
-
-    def lives(self):
-        """The seconds that all keys have left."""
-        script = ("local t = {} for _, k in ipairs(redis.call('keys', '*')) do "
-                  "t[#t + 1] = redis.call('ttl', k) end return table.concat(t, ' ')")
-        with socket.create_connection(("127.0.0.1", self.port), 5) as s:
-            s.sendall(f'EVAL "{script}" 0\r\n'.encode())
-            answer = s.makefile("rb")
-            answer.readline()  # its length
-            return [int(x) for x in answer.readline().split()]
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.kill()
-
-
 def test_remote():
     """Two servers, one Redis: it goes, it comes back, it has another secret."""
     p, q = prompt(400, 100), prompt(300, 101)
@@ -585,7 +525,6 @@ def test_remote_salts_and_lives():
             s.end()
 
 
-REDIS = shutil.which("redis-server") or shutil.which("valkey-server")
 TESTS = [test_restart, test_kill, test_other_weights, test_other_formats, test_damage, test_full,
          test_folders, test_forget, test_forget_salt, test_no_store_and_ttl]
 if REDIS:
