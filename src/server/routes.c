@@ -85,6 +85,7 @@ static struct server_figures figures(struct server *s) {
                                .connections = http_connections(s->http),
                                .unread = work_pool_waiting(s->work),
                                .requests = mem_account_figures(&s->requests),
+                               .grammars = grammar_cache_figures(s->grammars),
                                .warm = warm_figures(s->warm)};
     metrics_figures(s->metrics, s->engine, metrics_now_us(), &f);
     return f;
