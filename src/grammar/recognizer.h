@@ -19,6 +19,11 @@ enum recognizer_step {
     STEP_MEMORY,  /* out of memory */
 };
 
+/* Keys of text_key. */
+#define TEXT_KEY_ANY ((uint64_t)1)
+#define TEXT_KEY_OWN ((uint64_t)1 << 63)
+enum { TEXT_KEY_UNBOUNDED = UINT32_MAX };
+
 struct recognizer;
 struct recognizer_ops {
     void (*destroy)(struct recognizer *r);
@@ -29,10 +34,16 @@ struct recognizer_ops {
     enum recognizer_step (*step)(const struct recognizer *r, struct text_span state, uint8_t byte,
                                  struct text_buf *out);
     enum grammar_end (*end)(const struct recognizer *r, struct text_span state);
-    /* Inside a JSON string (or another long lexeme that ends with '"'): not 0, and the same for all
-     * states that take the same bytes up to and without the next '"'. The machine then keeps one
-     * set of tokens without '"' for all of them. 0: no such thing. */
+    /* Between two characters of a JSON string: not 0, and the same for all states that take the
+     * same bytes up to and without the next '"' or backslash. The machine then keeps one set of
+     * tokens without these two for all of them. 0: no such place. TEXT_KEY_ANY + n: any characters
+     * from U+0020 on may come, at most n of them (n = TEXT_KEY_UNBOUNDED: any number); nothing is
+     * computed for these. Other keys have the bit TEXT_KEY_OWN. NULL: there are no such places. */
     uint64_t (*text_key)(const struct recognizer *r, struct text_span state);
+    /* Clears the bits of bytes that `step` refuses, where that is cheaper to say than to try: the
+     * machine asks once per state and does not try those. All 256 bits are set before. May leave
+     * any set. NULL: always all. */
+    void (*narrow)(const struct recognizer *r, struct text_span state, uint64_t bytes[4]);
     size_t (*bytes)(const struct recognizer *r); /* on the heap */
 };
 /* The first member of each recognizer. */
