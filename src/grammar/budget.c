@@ -11,6 +11,6 @@ bool budget_take(struct grammar_budget *b, uint64_t steps, size_t bytes) {
 }
 
 kvasir_status grammar_too_large(kvasir_error *err, const char *where) {
-    return fail(err, KVASIR_ERR_UNSUPPORTED, "%s: costs more time or memory to enforce than allowed",
-                where);
+    return fail(err, KVASIR_ERR_UNSUPPORTED,
+                "%s: costs more time or memory to enforce than allowed", where);
 }

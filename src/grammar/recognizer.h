@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* recognizer.h: who makes the states of a grammar's machine (machine.h).
+/* recognizer.h: who makes the states of a grammar's machine (automaton.h).
  *
  * A state is a block of bytes without pointers that says all that matters about the text so far.
  * Two texts that can go on in the same ways should have equal blocks wherever that is cheap: the
@@ -17,6 +17,7 @@ enum recognizer_step {
     STEP_TAKEN,
     STEP_REFUSED, /* no text that goes on like this is right */
     STEP_MEMORY,  /* out of memory */
+    STEP_LIMIT,   /* costs more than allowed; the request fails */
 };
 
 /* Keys of text_key. */
@@ -27,8 +28,8 @@ enum { TEXT_KEY_UNBOUNDED = UINT32_MAX };
 struct recognizer;
 struct recognizer_ops {
     void (*destroy)(struct recognizer *r);
-    /* Appends the state before the first byte. STEP_REFUSED cannot happen: a grammar without any
-     * text is refused when it is compiled. */
+    /* Appends the state before the first byte. STEP_REFUSED and STEP_LIMIT cannot happen: such a
+     * grammar is refused when it is compiled. */
     enum recognizer_step (*start)(const struct recognizer *r, struct text_buf *out);
     /* Appends the state after `byte`. Only taken if the text can still be completed. */
     enum recognizer_step (*step)(const struct recognizer *r, struct text_span state, uint8_t byte,
