@@ -6,8 +6,8 @@
  *     place + struct grammar_vocab --------allow---------> the set of tokens that may come next
  *
  * Everything is one kind of machine: an automaton over bytes whose states are made when they are
- * first reached (machine.h). What differs is who makes a state from the one before: the recognizer
- * (recognizer.h) of JSON schemas (schema_*.c), regular expressions (language_regex.c) or grammars
+ * first reached (automaton.h). What differs is who makes a state from the one before: the
+ * recognizer (recognizer.h) of JSON schemas (schema_*.c), regular expressions (language_regex.c) or grammars
  * (gbnf.c, pushdown.c). A state from which the text could never be completed is not made, so an
  * answer never runs into a dead end.
  *
@@ -52,14 +52,16 @@ kvasir_status grammar_place_copy(const struct grammar_place *p, struct grammar_p
                                  kvasir_error *err) MUST_CHECK;
 void grammar_place_destroy(struct grammar_place *p);
 /* Takes more bytes. *taken: how many were allowed; the place is after those. Fails only if memory
- * is short. */
+ * is short, or, like the functions below, with KVASIR_ERR_UNSUPPORTED if the grammar has become too
+ * costly to follow (a GBNF grammar that can be read in thousands of ways at once). */
 kvasir_status grammar_push(struct grammar_place *p, struct text_span bytes, size_t *taken,
                            kvasir_error *err) MUST_CHECK;
 /* OPEN: the text must go on. MAY_END: it may end here or go on. ENDED: nothing more may come. */
 enum grammar_end { GRAMMAR_OPEN, GRAMMAR_MAY_END, GRAMMAR_ENDED };
 enum grammar_end grammar_place_end(struct grammar_place *p);
 /* Appends what must come next: the longest text, of at most max bytes, each of whose bytes is the
- * only one allowed at its place (and where the text may not end). */
+ * only one allowed at its place (and where the text may not end). It ends before a control token,
+ * and with a whole character; where the place is inside a character, it begins with the rest. */
 kvasir_status grammar_forced(struct grammar_place *p, size_t max, struct text_buf *out,
                              kvasir_error *err) MUST_CHECK;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* recognizer.h: who makes the states of a grammar's machine (machine.h).
+/* recognizer.h: who makes the states of a grammar's machine (automaton.h).
  *
  * A state is a block of bytes without pointers that says all that matters about the text so far.
  * Two texts that can go on in the same ways should have equal blocks wherever that is cheap: the
@@ -17,22 +17,34 @@ enum recognizer_step {
     STEP_TAKEN,
     STEP_REFUSED, /* no text that goes on like this is right */
     STEP_MEMORY,  /* out of memory */
+    STEP_LIMIT,   /* costs more than allowed; the request fails */
 };
+
+/* Keys of text_key. */
+#define TEXT_KEY_ANY ((uint64_t)1)
+#define TEXT_KEY_OWN ((uint64_t)1 << 63)
+enum { TEXT_KEY_UNBOUNDED = UINT32_MAX };
 
 struct recognizer;
 struct recognizer_ops {
     void (*destroy)(struct recognizer *r);
-    /* Appends the state before the first byte. STEP_REFUSED cannot happen: a grammar without any
-     * text is refused when it is compiled. */
+    /* Appends the state before the first byte. STEP_REFUSED and STEP_LIMIT cannot happen: such a
+     * grammar is refused when it is compiled. */
     enum recognizer_step (*start)(const struct recognizer *r, struct text_buf *out);
     /* Appends the state after `byte`. Only taken if the text can still be completed. */
     enum recognizer_step (*step)(const struct recognizer *r, struct text_span state, uint8_t byte,
                                  struct text_buf *out);
     enum grammar_end (*end)(const struct recognizer *r, struct text_span state);
-    /* Inside a JSON string (or another long lexeme that ends with '"'): not 0, and the same for all
-     * states that take the same bytes up to and without the next '"'. The machine then keeps one
-     * set of tokens without '"' for all of them. 0: no such thing. */
+    /* Between two characters of a JSON string: not 0, and the same for all states that take the
+     * same bytes up to and without the next '"' or backslash. The machine then keeps one set of
+     * tokens without these two for all of them. 0: no such place. TEXT_KEY_ANY + n: any characters
+     * from U+0020 on may come, at most n of them (n = TEXT_KEY_UNBOUNDED: any number); nothing is
+     * computed for these. Other keys have the bit TEXT_KEY_OWN. NULL: there are no such places. */
     uint64_t (*text_key)(const struct recognizer *r, struct text_span state);
+    /* Clears the bits of bytes that `step` refuses, where that is cheaper to say than to try: the
+     * machine asks once per state and does not try those. All 256 bits are set before. May leave
+     * any set. NULL: always all. */
+    void (*narrow)(const struct recognizer *r, struct text_span state, uint64_t bytes[4]);
     size_t (*bytes)(const struct recognizer *r); /* on the heap */
 };
 /* The first member of each recognizer. */
