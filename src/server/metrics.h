@@ -24,7 +24,7 @@
 
 #include <kvasir.h>
 
-#include "api/grammar_cache.h"
+#include "api/api.h"
 #include "util/account.h"
 
 int64_t metrics_now_us(void); /* monotonic: the clock of all times below */
@@ -106,7 +106,7 @@ struct server_figures {
     uint32_t unread;                     /* requests that wait for a worker to read them */
     struct mem_account_figures requests; /* what they own */
     struct grammar_figures grammars;
-    struct warm_figures warm;            /* prompts 0: there are none */
+    struct warm_figures warm; /* prompts 0: there are none */
     const struct tenant_figures
         *tenants; /* [n_tenants], names differ; none: the server has no keys */
     size_t n_tenants;

@@ -42,7 +42,7 @@ struct server {
     atomic_bool draining, stopping, model_lost;
     struct log *log; /* NULL: none is kept */
     struct work_pool *work;
-    struct lookups *lookups;     /* of recent requests */
+    struct lookups *lookups; /* of recent requests */
     struct grammar_cache *grammars;
     uint32_t most_prompt_tokens; /* 0: any number */
     struct warm *warm;           /* NULL: no prompts are put into the cache */

@@ -134,7 +134,7 @@ def openai_strict_tools(server):
     tools = [function(WEATHER, strict=True)]
     (choice,) = chat(server, "Say hello to me in one word.", tools=tools).choices
     assert choice.message.content or choice.message.tool_calls
-    (choice,) = chat(server, "What is the weather in Oslo, in C? Use the tool.", tools=tools).choices
+    (choice,) = chat(server, "What is the weather in Oslo? Use the tool.", tools=tools).choices
     for call in choice.message.tool_calls or []:
         is_weather(call.function.name, call.function.arguments)
 

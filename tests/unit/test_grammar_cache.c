@@ -72,9 +72,9 @@ static void test_bounds(void **state) {
     assert_int_equal(grammar_cache_figures(c).compiled, 5);
     bool matches = false;
     kvasir_error err;
-    assert_int_equal(kvasir_grammar_match((kvasir_grammar *)kept_grammar_of(a), "a", 1, &matches,
-                                          NULL, &err),
-                     0);
+    assert_int_equal(
+        kvasir_grammar_match((kvasir_grammar *)kept_grammar_of(a), "a", 1, &matches, NULL, &err),
+        0);
     assert_true(matches);
     kept_grammar_release(a);
     grammar_cache_destroy(c);
