@@ -45,9 +45,8 @@ static kvasir_status out_of_memory(kvasir_error *err) {
     return fail(err, KVASIR_ERR_MEMORY, "not enough memory for a grammar");
 }
 
-/* Takes over r. */
-static kvasir_status make_grammar(struct recognizer *r, size_t machine_bytes, struct grammar **out,
-                                  kvasir_error *err) {
+kvasir_status grammar_of(struct recognizer *r, size_t machine_bytes, struct grammar **out,
+                         kvasir_error *err) {
     struct grammar *g = mem_calloc(1, sizeof *g);
     if (!g || !machine_init(&g->machine, r, machine_bytes)) {
         r->ops->destroy(r);
@@ -82,7 +81,7 @@ kvasir_status grammar_compile(enum grammar_kind kind, struct text_span text,
     if (!compile[kind])
         return fail(err, KVASIR_ERR_UNSUPPORTED, "grammars of this kind are not supported");
     TRY(compile[kind](text, &budget, &r, err));
-    return make_grammar(r, l->machine_bytes, out, err);
+    return grammar_of(r, l->machine_bytes, out, err);
 }
 
 struct grammar *grammar_retain(struct grammar *g) {
@@ -283,8 +282,10 @@ kvasir_status grammar_forced(struct grammar_place *p, size_t max, struct text_bu
     const size_t before = out->len;
     lock_machine(p->g, ALLOW_WORK);
     TRY(unlock_machine(p->g, force_bytes(p, max, out), err));
-    if (out->len > before)
+    if (out->len > before) {
         out->len = before + whole_characters(out->data + before, out->len - before);
+        out->data[out->len] = 0;
+    }
     return KVASIR_OK;
 }
 

@@ -7,9 +7,9 @@
  *
  * Everything is one kind of machine: an automaton over bytes whose states are made when they are
  * first reached (automaton.h). What differs is who makes a state from the one before: the
- * recognizer (recognizer.h) of JSON schemas (schema_*.c), regular expressions (language_regex.c) or grammars
- * (gbnf.c, pushdown.c). A state from which the text could never be completed is not made, so an
- * answer never runs into a dead end.
+ * recognizer (recognizer.h) of JSON schemas (schema_*.c), regular expressions (language_regex.c) or
+ * grammars (gbnf.c, pushdown.c). A state from which the text could never be completed is not made,
+ * so an answer never runs into a dead end.
  *
  * A control token is written as 4 bytes that no text has: 0xFF and the id, big-endian in 3 bytes.
  */

@@ -2,7 +2,8 @@
 /* pushdown.c: reads text along a set of stacks (pushdown.h). The block of a state, in words of 32
  * bits:
  *
- *     held   the bytes of an unfinished character, the first one lowest; 0: none
+ *     held   the bytes of an unfinished character, the first one lowest; 0: none; HELD_ANY + n: n
+ *            more bytes make one, and it does not matter which
  *     for each stack, in the order of their bytes:
  *         depth, elements [depth], and if the topmost is embedded: bytes, its state, zeros
  *
@@ -19,28 +20,40 @@
 
 #include "grammar/pushdown.h"
 
-enum { WORD = sizeof(uint32_t), HELD_MAX = 3 };
+enum { WORD = sizeof(uint32_t), HELD_ANY = 0xf8 /* begins no character */ };
 
 /* ---- tables ---------------------------------------------------------------------------------- */
 
-bool pushdown_class_meets(const struct pushdown *p, uint32_t class, uint32_t from, uint32_t to) {
-    const struct pushdown_class c = p->classes[class];
-    uint32_t low = c.first, high = c.first + c.n; /* the first range that ends at from or later */
+/* The first range of the class that ends at c or later; NULL: none. */
+static const struct code_range *range_from(const struct pushdown *p, uint32_t class, uint32_t c) {
+    const struct pushdown_class k = p->classes[class];
+    uint32_t low = k.first, high = k.first + k.n;
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
-        if (p->ranges[middle].to < from)
+        if (p->ranges[middle].to < c)
             low = middle + 1;
         else
             high = middle;
     }
-    return low < c.first + c.n && p->ranges[low].from <= to;
+    return low < k.first + k.n ? &p->ranges[low] : NULL;
 }
 
 static bool takes_char(const struct pushdown *p, struct pushdown_element e, uint32_t from,
                        uint32_t to) {
     if (e.kind == PUSHDOWN_CHAR)
         return e.value >= from && e.value <= to;
-    return e.kind == PUSHDOWN_CLASS && pushdown_class_meets(p, e.value, from, to);
+    if (e.kind != PUSHDOWN_CLASS)
+        return false;
+    const struct code_range *range = range_from(p, e.value, from);
+    return range && range->from <= to;
+}
+
+static bool takes_all(const struct pushdown *p, struct pushdown_element e, uint32_t from,
+                      uint32_t to) {
+    if (e.kind != PUSHDOWN_CLASS)
+        return false;
+    const struct code_range *range = range_from(p, e.value, from);
+    return range && range->from <= from && range->to >= to;
 }
 
 void pushdown_destroy(struct pushdown *p) {
@@ -318,13 +331,22 @@ static enum recognizer_step start(const struct recognizer *r, struct text_buf *o
 /* The characters that can come after the held bytes and this one. */
 struct window {
     uint32_t from, to; /* from > to: none */
-    uint32_t held;     /* 0: the character is complete, from == to */
+    uint32_t held;     /* 0: the character is complete */
+    uint32_t left;     /* bytes that are missing */
+    bool any;          /* all that is possible is taken, as was known before */
+    bool full;         /* each of the missing bytes may be any continuation byte */
 };
 
 static struct window read_byte(uint32_t held, uint8_t byte) {
     static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
-    const struct window none = {1, 0, 0};
+    const struct window none = {1, 0, 0, 0, false, false};
     uint32_t length = 0;
+    if (held > HELD_ANY && held < HELD_ANY + 4) {
+        const uint32_t left = held - HELD_ANY - 1;
+        return (byte & 0xc0) != 0x80
+                   ? none
+                   : (struct window){.any = true, .held = left ? HELD_ANY + left : 0};
+    }
     while (held >> 8 * length)
         length++;
     const uint8_t lead = held ? (uint8_t)held : byte;
@@ -332,15 +354,18 @@ static struct window read_byte(uint32_t held, uint8_t byte) {
     if ((lead >= 0x80 && lead < 0xc2) || lead > 0xf4 || (held && (byte & 0xc0) != 0x80))
         return none;
     if (want == 1)
-        return (struct window){byte, byte, 0};
+        return (struct window){.from = byte, .to = byte};
     uint32_t value = lead & (0x7fU >> want);
     held |= (uint32_t)byte << 8 * length++;
     for (uint32_t i = 1; i < length; i++)
         value = value << 6 | (held >> 8 * i & 0x3f);
     const uint32_t open = 6 * (want - length);
-    const uint32_t from = max_u32(value << open, least[want]);
-    const uint32_t to = min_u32(((value + 1) << open) - 1, 0x10ffff);
-    return from <= to ? (struct window){from, to, length < want ? held : 0} : none;
+    struct window w = {.from = max_u32(value << open, least[want]),
+                       .to = min_u32(((value + 1) << open) - 1, 0x10ffff),
+                       .left = want - length};
+    w.held = w.left ? held : 0;
+    w.full = w.from == value << open && w.to == ((value + 1) << open) - 1;
+    return w.from <= w.to ? w : none;
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */
@@ -367,7 +392,8 @@ static enum recognizer_step step_stack(struct work *w, const struct stack *s, st
     const struct pushdown_element top = top_of(w->p, s);
     if (top.kind == PUSHDOWN_EMBED)
         return step_inner(w, s, w->p->embeds[top.value], byte);
-    if (top.kind == PUSHDOWN_BYTE ? top.value != byte : !takes_char(w->p, top, c.from, c.to))
+    if (top.kind == PUSHDOWN_BYTE ? top.value != byte
+                                  : !c.any && !takes_char(w->p, top, c.from, c.to))
         return STEP_REFUSED;
     if (!make_room(w))
         return STEP_MEMORY;
@@ -384,16 +410,22 @@ static enum recognizer_step step(const struct recognizer *r, struct text_span st
     struct text_span rest = stacks_of(state);
     struct stack s;
     enum recognizer_step result = STEP_REFUSED;
-    bool in_char = false;
+    bool in_char = false, all = c.full;
     while (result <= STEP_REFUSED && next_stack(p, &rest, &s)) {
         const enum recognizer_step one = step_stack(&w, &s, c, byte);
-        if (one != STEP_REFUSED)
-            result = one;
-        const enum pushdown_kind kind = s.depth ? top_of(p, &s).kind : PUSHDOWN_END;
-        in_char |= one == STEP_TAKEN && kind != PUSHDOWN_BYTE && kind != PUSHDOWN_EMBED;
+        if (one == STEP_REFUSED)
+            continue;
+        result = one;
+        const struct pushdown_element top = top_of(p, &s);
+        if (top.kind == PUSHDOWN_BYTE || top.kind == PUSHDOWN_EMBED)
+            continue;
+        in_char = true;
+        all = all && takes_all(p, top, c.from, c.to);
     }
-    if (result == STEP_TAKEN)
-        result = finish_state(&w, in_char ? c.held : 0, out);
+    if (result == STEP_TAKEN) {
+        const uint32_t held = all && c.left ? HELD_ANY + c.left : c.held;
+        result = finish_state(&w, in_char ? held : 0, out);
+    }
     work_free(&w);
     return result;
 }

@@ -71,8 +71,6 @@ struct pushdown {
 /* Empty tables with the recognizer's functions. NULL: out of memory. */
 struct pushdown *pushdown_create(void) MUST_CHECK;
 void pushdown_destroy(struct pushdown *p);
-/* Whether a character of from .. to is in the class. */
-bool pushdown_class_meets(const struct pushdown *p, uint32_t class, uint32_t from, uint32_t to);
 /* Fills `need` and `nullable`; refuses a root that no text ends, and left recursion. */
 kvasir_status pushdown_check(struct pushdown *p, struct grammar_budget *b,
                              kvasir_error *err) MUST_CHECK;

@@ -63,6 +63,10 @@ bool budget_take(struct grammar_budget *b, uint64_t steps, size_t bytes) MUST_CH
 /* "#/...: costs more time or memory to enforce than allowed" */
 kvasir_status grammar_too_large(kvasir_error *err, const char *where);
 
+/* What grammar_compile makes of a recognizer, which it takes over. */
+kvasir_status grammar_of(struct recognizer *r, size_t machine_bytes, struct grammar **out,
+                         kvasir_error *err) MUST_CHECK;
+
 kvasir_status schema_compile(struct text_span text, struct grammar_budget *b,
                              struct recognizer **out, kvasir_error *err) MUST_CHECK;
 kvasir_status regex_compile(struct text_span text, struct grammar_budget *b,
