@@ -47,6 +47,10 @@ struct kvasir_tokenizer {
 kvasir_status text_create(const struct checkpoint *c, const char *path,
                           struct kvasir_tokenizer **out, kvasir_error *err) MUST_CHECK;
 
+struct kvasir_grammar {
+    struct grammar *grammar; /* grammar/grammar.h */
+};
+
 struct kvasir_model {
     struct model *model;
     char *path;  /* as it was opened */
