@@ -293,7 +293,7 @@ static void test_forced(void **state) {
         "\"parallel_tool_calls\":false"};
     for (size_t i = 0; i < N_FAMILIES; i++)
         for (size_t k = 0; k < 4; k++) {
-            char fields[4096];
+            char fields[4000];
             random_state = (uint32_t)(100 * i + k);
             use_family(&FAMILIES[i]);
             snprintf(fields, sizeof fields, "%s%s", ALL_TOOLS, CHOICES[k]);
@@ -336,7 +336,7 @@ static void test_bodies(void **state) {
     (void)state;
     for (size_t i = 0; i < N_FAMILIES; i++)
         for (size_t k = 0; k < 2; k++) {
-            char fields[4096];
+            char fields[4000];
             random_state = (uint32_t)(10 * i + k);
             use_family(&FAMILIES[i]);
             snprintf(fields, sizeof fields, "\"json_schema\":%s%s%s", NESTED, k ? "," : "",
