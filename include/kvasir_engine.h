@@ -234,6 +234,8 @@ typedef struct kvasir_request {
     /* What it stores, and the prefix that it found, make room in memory after all else: as long as
      * such prefixes take at most half of cache_memory_bytes. kvasir_engine_forget ends that. */
     bool pin;
+    /* The answer is a text of it (kvasir_grammar_create); NULL: any. Borrowed for the call. */
+    const kvasir_grammar *grammar;
 } kvasir_request;
 KVASIR_API void kvasir_request_init(kvasir_request *request, size_t struct_size,
                                     size_t sampling_size);

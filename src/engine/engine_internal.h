@@ -9,6 +9,7 @@
 
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
+#include "grammar/grammar.h"
 
 struct choice {
     struct task task; /* owner: this choice */
@@ -21,8 +22,9 @@ struct choice {
     size_t text_cap;
     uint32_t generated;
     struct json_state json; /* the automaton's state after the answer so far, of a json_object */
-    bool stuck;             /* no token of the vocabulary can follow */
-    bool ended;             /* its DONE event has been sent */
+    struct grammar_place *place; /* after the answer so far, of a grammar; NULL: any text */
+    bool stuck;                  /* no token of the vocabulary can follow */
+    bool ended;                  /* its DONE event has been sent */
     kvasir_finish finish;
 };
 
@@ -31,9 +33,10 @@ struct request {
     uint64_t id;
     kvasir_request r; /* its pointers are copies below, or borrowed */
     char *salt;
-    uint64_t *stop_set;            /* [token_set_words(vocab)] tokens that end it; NULL: none */
-    const struct json_vocab *json; /* NULL: any text */
-    struct choice *choices;        /* [n] */
+    uint64_t *stop_set;                /* [token_set_words(vocab)] tokens that end it; NULL: none */
+    const struct json_vocab *json;     /* NULL: any text */
+    const struct grammar_vocab *vocab; /* of a grammar */
+    struct choice *choices;            /* [n] */
     struct task **followers;
     uint32_t open; /* choices that have not ended */
     uint32_t prompt_tokens, cached_tokens, prompt_done;
@@ -82,6 +85,8 @@ struct kvasir_engine {
     kvasir_token_logprob top[TOP_LOGPROBS_MAX];
     pthread_mutex_t json_mutex; /* guards json, which the first request that needs it makes */
     struct json_vocab *json;
+    struct grammar_vocab *grammar_vocab; /* likewise, of grammars */
+    uint64_t *ends;                      /* [token_set_words(vocab)] the vocabulary's end tokens */
     /* guarded by mutex */
     pthread_mutex_t mutex;
     pthread_cond_t wake;

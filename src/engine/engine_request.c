@@ -134,6 +134,64 @@ static kvasir_status need_json(struct kvasir_engine *e, struct request *q, kvasi
     return json_vocab_check(q->json, q->r.stop_tokens, q->r.n_stop_tokens, err);
 }
 
+/* ---- grammars -------------------------------------------------------------------------------- */
+
+/* Fills e->allowed with the tokens that may come next. False: there is none. */
+static bool allow_grammar(struct kvasir_engine *e, const struct choice *c) {
+    const struct request *q = c->request;
+    const uint32_t vocab = model_config(e->model->model)->vocab;
+    kvasir_error err;
+    uint64_t any = 0;
+    if (grammar_allow(c->place, q->vocab, e->allowed, &err))
+        return false;
+    const bool may_end = grammar_place_end(c->place) != GRAMMAR_OPEN;
+    for (size_t i = 0; i < token_set_words(vocab); i++) {
+        if (q->stop_set)
+            e->allowed[i] &= ~q->stop_set[i];
+        if (may_end)
+            e->allowed[i] |= e->ends[i] | (q->stop_set ? q->stop_set[i] : 0);
+        any |= e->allowed[i];
+    }
+    return any != 0;
+}
+
+/* False: the answer is complete. */
+static bool add_grammar(struct choice *c, int32_t token) {
+    const struct text_span bytes = grammar_token_bytes(c->request->vocab, token);
+    size_t taken = 0;
+    kvasir_error err;
+    if (grammar_push(c->place, bytes, &taken, &err))
+        return false;
+    ASSERT(taken == bytes.len);
+    return grammar_place_end(c->place) != GRAMMAR_ENDED;
+}
+
+static kvasir_status need_grammar(struct kvasir_engine *e, struct request *q, kvasir_error *err) {
+    const kvasir_tokenizer *text = e->model->text;
+    const uint32_t vocab = model_config(e->model->model)->vocab;
+    kvasir_status status = KVASIR_OK;
+    if (q->r.ignore_end || q->r.json_object)
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.grammar",
+                          "cannot be combined with ignore_end or json_object");
+    if (!text->tokenizer)
+        return fail_field(err, KVASIR_ERR_UNSUPPORTED, "request.grammar",
+                          "the model has no tokenizer");
+    pthread_mutex_lock(&e->json_mutex);
+    if (!e->grammar_vocab)
+        status = grammar_vocab_create(text->tokenizer, vocab, &e->grammar_vocab, err);
+    if (!status && !e->ends) {
+        e->ends = mem_calloc(token_set_words(vocab), sizeof *e->ends);
+        for (uint32_t i = 0; e->ends && i < vocab; i++)
+            if (kvasir_token_is_end(text, (int32_t)i))
+                e->ends[i / 64] |= 1ULL << i % 64;
+        if (!e->ends)
+            status = fail(err, KVASIR_ERR_MEMORY, "request: out of memory");
+    }
+    q->vocab = e->grammar_vocab;
+    pthread_mutex_unlock(&e->json_mutex);
+    return status;
+}
+
 /* ---- the scheduler's host -------------------------------------------------------------------- */
 
 static struct choice *choice_of(struct task *t) {
@@ -201,7 +259,7 @@ static bool host_next(void *user, struct task *t, uint32_t row) {
     const uint32_t vocab = model_config(e->model->model)->vocab;
     const float *logits = e->logits;
     (void)row;
-    if (c->request->json && !allow_json(e, c)) {
+    if ((c->request->json && !allow_json(e, c)) || (c->place && !allow_grammar(e, c))) {
         c->stuck = true;
         return false;
     }
@@ -232,6 +290,8 @@ static bool host_next(void *user, struct task *t, uint32_t row) {
         add_json(c, token);
         open = open && !json_complete(&c->json);
     }
+    if (c->place)
+        open = add_grammar(c, token) && open;
     if (!open)
         c->finish = KVASIR_FINISH_STOP;
     return open && t->n_tokens < t->cap;
@@ -297,6 +357,7 @@ static void choice_deinit(struct choice *c) {
     kvasir_sampler_destroy(c->sampler);
     kvasir_detok_destroy(c->detok);
     kvasir_stop_destroy(c->stop);
+    grammar_place_destroy(c->place);
     mem_free(c->text);
     mem_free(c->task.tokens);
 }
@@ -384,8 +445,10 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
                             .detached = r->prompt_cache != NULL};
     TRY(sampler_create_shared(&sampling, model_config(e->model->model)->vocab, cap, e->scratch,
                               &c->sampler, err));
-    if (q->json)
+    if (q->json || r->grammar)
         sampler_allow(c->sampler, e->allowed);
+    if (r->grammar)
+        TRY(grammar_begin(r->grammar->grammar, &c->place, err));
     for (uint32_t i = 0; i < base; i++) /* accept ignores -1, a token that the file does not name */
         kvasir_sampler_accept(c->sampler, prompt_cache_ids(r->prompt_cache)[i]);
     for (size_t i = 0; i < r->n_tokens; i++)
@@ -466,6 +529,8 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
         status = fail(err, KVASIR_ERR_MEMORY, "request: out of memory");
     if (status == KVASIR_OK && r->json_object)
         status = need_json(e, q, err);
+    if (status == KVASIR_OK && r->grammar)
+        status = need_grammar(e, q, err);
     for (uint32_t i = 0; i < r->n && status == KVASIR_OK; i++) {
         status = choice_init(&q->choices[i], q, i, base, cap, err);
         if (i)
@@ -481,6 +546,7 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
     q->r.stops = NULL;
     q->r.stop_tokens = NULL;
     q->r.shown_tokens = NULL;
+    q->r.grammar = NULL;
     *out = q;
     return KVASIR_OK;
 }
