@@ -344,15 +344,22 @@ static bool check_schema(const char *path, json_t *schema, struct api_error *err
     return good;
 }
 
+/* The request's time is over, or its client has gone. */
+static bool is_stopped(const struct api_setup *setup) {
+    return setup->limits && setup->limits->stop && setup->limits->stop(setup->limits->user);
+}
+
 /* The grammar did not compile: which of its schemas is at fault? False with *err if one is; looks
- * for as long as all of them together might have taken. */
-static bool check_schemas(const struct api_request *r, struct api_error *err) {
-    enum { SECONDS = 1 };
+ * for a second at most. */
+static bool check_schemas(const struct api_setup *setup, const struct api_request *r,
+                          struct api_error *err) {
     const struct constraint *c = &r->constraint;
-    const double end = clock_seconds() + SECONDS;
+    const double end = clock_seconds() + 1;
     if (c->kind == CONSTRAINT_SCHEMA && !check_schema(c->field, c->value, err))
         return false;
-    for (size_t i = 0; i < json_array_size(r->answer.schema) && clock_seconds() < end; i++) {
+    for (size_t i = 0; i < json_array_size(r->answer.schema); i++) {
+        if (is_stopped(setup) || clock_seconds() > end)
+            break;
         json_t *tool = json_array_get(r->answer.schema, i);
         json_t *function = json_object_get(tool, "function");
         json_t *parameters = api_get(function, "parameters");
@@ -366,11 +373,11 @@ static bool check_schemas(const struct api_request *r, struct api_error *err) {
 }
 
 /* The grammar as a whole was refused. */
-static bool refuse_all(const struct api_request *r, const kvasir_error *why,
-                       struct api_error *err) {
+static bool refuse_all(const struct api_setup *setup, const struct api_request *r,
+                       const kvasir_error *why, struct api_error *err) {
     const struct constraint *c = &r->constraint;
     const bool composed = r->answer.body || r->answer.forced || c->calls != CALLS_FREE;
-    if (composed && why->code != KVASIR_ERR_MEMORY && !check_schemas(r, err))
+    if (composed && why->code != KVASIR_ERR_MEMORY && !check_schemas(setup, r, err))
         return false;
     return api_library_failed(err, c->kind && c->calls != CALLS_FORCED ? c->field : "tools", why);
 }
@@ -381,9 +388,11 @@ bool constraint_compile(const struct api_setup *setup, struct api_request *r,
     kvasir_error why;
     if (!c->grammar.len || !setup->grammars)
         return true;
+    if (is_stopped(setup))
+        return api_library_failed(err, NULL, &(kvasir_error){.code = KVASIR_ERR_CANCELLED});
     if (grammar_cache_get(setup->grammars, c->grammar_kind, c->grammar.data, c->grammar.len,
                           &r->grammar, &why))
-        return refuse_all(r, &why, err);
+        return refuse_all(setup, r, &why, err);
     r->engine.grammar = kept_grammar_of(r->grammar);
     return true;
 }
