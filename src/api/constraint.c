@@ -206,10 +206,10 @@ static void write_answer(struct grammar_text *g, const struct shape *s) {
         grammar_printf(g, "%s%s%s\n", s->body ? "body" : "", s->body && s->calls ? " | " : "",
                        s->calls ? "calls" : "");
     }
-    if (s->body)
-        write_body(g, s->c);
     if (s->calls)
         write_tools(g, s);
+    if (s->body) /* last: a client's grammar may break off */
+        write_body(g, s->c);
 }
 
 /* <|channel|>analysis<|message|>...<|end|><|start|>assistant */

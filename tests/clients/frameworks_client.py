@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frameworks over OpenAI's and Anthropic's clients against kvasir serve with a model that knows
-tools; see cases.py. What is checked is the form of answers: a small model's content is its own."""
+tools; see cases.py. What is checked is the form of answers: a small model's content is its own.
+In the part "prompted" the form is asked for in words alone, which a good model understands."""
 import json
 import logging
 import os
@@ -253,7 +254,7 @@ def langchain_bind_tools(server):
     langchain(server).bind_tools([function(WEATHER)]).invoke("Say hello.")
 
 
-@case("langchain")
+@case("prompted")
 def langchain_json_mode(server):
     model = langchain(server).with_structured_output(Person, method="json_mode", include_raw=True)
     json.loads(model.invoke(ASK + " Answer in JSON.")["raw"].content)
@@ -352,12 +353,12 @@ def instructor_json_schema(server):
     is_person(instruct(server, "JSON_SCHEMA"))
 
 
-@case("instructor")
+@case("prompted")
 def instructor_json(server):
     is_person(instruct(server, "JSON"))
 
 
-@case("instructor")
+@case("prompted")
 def instructor_md_json(server):
     is_person(instruct(server, "MD_JSON"))
 
@@ -405,7 +406,7 @@ def pydantic_text(server):
     assert pydantic_agent(server, str)
 
 
-@case("pydantic")
+@case("prompted")
 def pydantic_prompted(server):
     from pydantic_ai import PromptedOutput
     is_person(pydantic_agent(server, PromptedOutput(Person)))
