@@ -234,14 +234,8 @@ typedef struct kvasir_request {
     /* What it stores, and the prefix that it found, make room in memory after all else: as long as
      * such prefixes take at most half of cache_memory_bytes. kvasir_engine_forget ends that. */
     bool pin;
-    /* The answer is a text of it (kvasir_grammar_create), unless max_tokens or a stop text cuts it
-     * off; NULL: any. Only tokens that can come next are sampled, as if all other logits were -inf;
-     * control tokens that the grammar names are among them. End and stop tokens can be chosen where
-     * the text may end, and the answer ends where nothing more may come. Text that the grammar
-     * leaves no choice about is appended in one step, in the tokens that the tokenizer writes it
-     * with, or with top_logprobs the same tokens one by one. Not together with ignore_end or
-     * json_object. If no token can come next, or following the grammar costs too much, the choice
-     * ends with an error of the field request.grammar. Borrowed for the call. */
+    /* The answer is a text of it; end and stop tokens may come where it may end. What has no
+     * alternative comes in one step, unless there is top_logprobs. Borrowed for the call. */
     const kvasir_grammar *grammar;
 } kvasir_request;
 KVASIR_API void kvasir_request_init(kvasir_request *request, size_t struct_size,
@@ -342,8 +336,7 @@ typedef struct kvasir_engine_stats {
     uint64_t pinned_bytes; /* that pinned prefixes took when they were pinned; part of stored_bytes
                               or of what running requests hold */
     uint64_t expired_tokens; /* of prefixes that were removed because their time was over */
-    /* Answers of a grammar: generated tokens that were the only ones possible; sets of tokens that
-     * may come next, which are made while steps run; times that a step waited for one. */
+    /* Of grammars: tokens without an alternative, sets of tokens made, waits of steps for one. */
     uint64_t forced_tokens, masks, mask_waits;
     double mask_seconds, mask_wait_seconds;
 } kvasir_engine_stats;

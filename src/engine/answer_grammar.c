@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* answer_grammar.c: answers that must be texts of a grammar.
  *
- *     engine's thread   ... pick token 7 | push it | forced tokens? | forward pass of 7 | pick 8 ...
- *     mask thread                                   `-- set of tokens that may be 8 ---^
+ *     engine's thread   ... pick token 7 | push it | forced? | forward pass of 7 | pick 8 ...
+ *     mask thread                                 `-- set that has token 8 ---^
  *
  * After each token of a choice the set for the next one is made by the mask thread, one for all
  * choices, while the engine's thread runs the next step, and waits for it only before it picks.
@@ -33,8 +33,7 @@ static uint32_t vocab_of(const struct kvasir_engine *e) {
 
 uint64_t answer_vocab_bytes(const struct kvasir_engine *e) {
     const struct tokenizer *t = e->model->text->tokenizer;
-    return t ? grammar_vocab_bytes(t, vocab_of(e)) +
-                   token_set_words(vocab_of(e)) * sizeof *e->ends
+    return t ? grammar_vocab_bytes(t, vocab_of(e)) + token_set_words(vocab_of(e)) * sizeof *e->ends
              : 0;
 }
 

@@ -277,8 +277,8 @@ static kvasir_status charge_fixed(struct kvasir_engine *e, kvasir_error *err) {
     struct kv_pool *pool = kv_cache_pool(e->ctx->cache);
     const uint32_t vocab = model_config(e->model->model)->vocab;
     const uint64_t bytes = model_run_bytes(e->model->model, o->prefill_chunk, o->logit_rows) +
-                           step_bytes(e->ctx) + sampler_scratch_bytes(vocab) + json_bytes(e, vocab) +
-                           answer_vocab_bytes(e);
+                           step_bytes(e->ctx) + sampler_scratch_bytes(vocab) +
+                           json_bytes(e, vocab) + answer_vocab_bytes(e);
     if (pool_charge(pool, bytes, NULL) != KVASIR_OK)
         return fail_field(err, KVASIR_ERR_BUDGET, "engine.cache_memory_bytes",
                           "a budget of %" PRIu64 " bytes does not hold the buffers for steps of %u "
