@@ -158,6 +158,26 @@ KVASIR_API kvasir_status kvasir_grammar_match(const kvasir_grammar *grammar, con
                                               size_t len, bool *matches, size_t *at,
                                               kvasir_error *err);
 
+/* Keeps an answer to a grammar that is picked token by token, as a kvasir_engine does for requests
+ * with one:
+ *     while (!complete && !kvasir_guide_pick(guide, sampler, logits, &id, &err) && id is no end)
+ *         kvasir_sampler_accept(sampler, id), kvasir_guide_add(guide, id, &complete, &err) ...
+ * vocab: the number of logits. The tokenizer is borrowed until the guide is destroyed. */
+typedef struct kvasir_guide kvasir_guide;
+struct kvasir_sampler;
+KVASIR_API kvasir_status kvasir_guide_create(const kvasir_tokenizer *tokenizer, uint32_t vocab,
+                                             const kvasir_grammar *grammar, kvasir_guide **out,
+                                             kvasir_error *err);
+KVASIR_API void kvasir_guide_destroy(kvasir_guide *guide);
+/* Picks among the tokens that may come next; end tokens where the text may end. What has no
+ * alternative comes in the tokenizer's tokens and draws no random number. */
+KVASIR_API kvasir_status kvasir_guide_pick(kvasir_guide *guide, struct kvasir_sampler *sampler,
+                                           const float *logits, int32_t *token, kvasir_error *err);
+/* A picked token, other than an end token, is part of the answer. *complete: nothing more may
+ * come. */
+KVASIR_API kvasir_status kvasir_guide_add(kvasir_guide *guide, int32_t token, bool *complete,
+                                          kvasir_error *err);
+
 /* Replaces the chat template; `source` is Jinja, `name` begins its parse errors. Not while another
  * thread uses the tokenizer. */
 KVASIR_API kvasir_status kvasir_tokenizer_set_chat_template(kvasir_tokenizer *tokenizer,

@@ -449,8 +449,7 @@ void kvasir_engine_destroy(kvasir_engine *e) {
     pthread_mutex_destroy(&e->mutex);
     pthread_mutex_destroy(&e->json_mutex);
     json_vocab_destroy(e->json);
-    grammar_vocab_destroy(e->grammar_vocab);
-    mem_free(e->ends);
+    guide_vocab_deinit(&e->guide_vocab);
     mem_free(e->allowed);
     mem_free(e);
 }

@@ -7,9 +7,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "engine/guide.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
-#include "grammar/grammar.h"
 
 enum mask_state { MASK_NONE, MASK_WANTED, MASK_READY };
 
@@ -28,13 +28,10 @@ struct choice {
     bool ended;             /* its DONE event has been sent */
     kvasir_finish finish;
     /* ---- of a grammar (answer_grammar.c) ---- */
-    struct grammar_place *place; /* after the answer so far; NULL: any text */
-    uint64_t *allowed;           /* [token_set_words(vocab)] tokens that may come next */
-    enum mask_state mask;        /* of allowed; guarded by the mask worker's mutex */
-    struct choice *next_mask;    /* in its list */
-    int32_t *forced;             /* [n_forced] tokens that must come next, from next_forced on */
-    uint32_t n_forced, next_forced;
-    struct text_buf forced_text;
+    struct guide guide;
+    uint64_t *allowed;        /* [token_set_words(vocab)] tokens that may come next */
+    enum mask_state mask;     /* of allowed; guarded by the mask worker's mutex */
+    struct choice *next_mask; /* in its list */
     kvasir_status failed;
     kvasir_error why; /* of failed */
 };
@@ -44,10 +41,9 @@ struct request {
     uint64_t id;
     kvasir_request r; /* its pointers are copies below, or borrowed */
     char *salt;
-    uint64_t *stop_set;                /* [token_set_words(vocab)] tokens that end it; NULL: none */
-    const struct json_vocab *json;     /* NULL: any text */
-    const struct grammar_vocab *vocab; /* of a grammar */
-    struct choice *choices;            /* [n] */
+    uint64_t *stop_set;            /* [token_set_words(vocab)] tokens that end it; NULL: none */
+    const struct json_vocab *json; /* NULL: any text */
+    struct choice *choices;        /* [n] */
     struct task **followers;
     uint32_t open; /* choices that have not ended */
     uint32_t prompt_tokens, cached_tokens, prompt_done;
@@ -113,8 +109,7 @@ struct kvasir_engine {
     kvasir_token_logprob top[TOP_LOGPROBS_MAX];
     pthread_mutex_t json_mutex; /* guards json, which the first request that needs it makes */
     struct json_vocab *json;
-    struct grammar_vocab *grammar_vocab; /* likewise, of grammars */
-    uint64_t *ends;                      /* [token_set_words(vocab)] the vocabulary's end tokens */
+    struct guide_vocab guide_vocab; /* likewise, of grammars */
     /* guarded by mutex */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
@@ -154,7 +149,7 @@ uint64_t answer_vocab_bytes(const struct kvasir_engine *e);
 kvasir_status masks_start(struct kvasir_engine *e, kvasir_error *err) MUST_CHECK;
 void masks_stop(struct kvasir_engine *e); /* after the engine's thread */
 void masks_stats(struct kvasir_engine *e, kvasir_engine_stats *stats);
-/* On the thread that submits: q->vocab; a choice's place and buffers, once it has its sampler. */
+/* On the thread that submits: the vocabulary; a choice's guide and set, once it has its sampler. */
 kvasir_status answer_need_vocab(struct request *q, kvasir_error *err) MUST_CHECK;
 kvasir_status answer_init(struct choice *c, const kvasir_grammar *g, kvasir_error *err) MUST_CHECK;
 void answer_deinit(struct choice *c);
@@ -162,13 +157,9 @@ void answer_deinit(struct choice *c);
 void answer_want(struct choice *c);
 /* The choice will be freed. */
 void answer_forget(struct choice *c);
-/* There is only one next token. */
-static inline bool answer_is_forced(const struct choice *c) {
-    return c->next_forced < c->n_forced;
-}
 /* Whether forced tokens are appended without waiting for logits, which nobody wants. */
 static inline bool answer_jumps(const struct choice *c) {
-    return answer_is_forced(c) && c->request->r.top_logprobs < 0;
+    return guide_is_forced(&c->guide) && c->request->r.top_logprobs < 0;
 }
 /* Picks the next token. False: there is none (c->stuck). */
 bool answer_pick(struct choice *c, const float *logits, int32_t *token);

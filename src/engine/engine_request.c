@@ -228,7 +228,7 @@ static bool add_token(struct kvasir_engine *e, struct choice *c, int32_t token) 
         add_json(c, token);
         open = open && !json_complete(&c->json);
     }
-    if (c->place)
+    if (c->guide.place)
         open = answer_add(c, token) && open;
     if (!open)
         c->finish = KVASIR_FINISH_STOP;
@@ -263,7 +263,7 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     kvasir_error why;
     size_t len = 0;
     answer_forget(c);
-    if (c->stuck && c->place) {
+    if (c->stuck && c->guide.place) {
         end = END_FAILED;
         error = &c->why;
         c->why.field = "request.grammar";
