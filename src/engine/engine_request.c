@@ -4,7 +4,8 @@
  *
  *     logits row --> sampler --> token --> detokenizer --> stop texts --> on_event
  *                       ^          |
- *                       `-- state of the JSON automaton (json_object)
+ *                       `-- state of the JSON automaton (json_object), place in a grammar
+ *                           (answer_grammar.c)
  *
  * Each choice of a request is a task of the scheduler with its own sampler, detokenizer and stop
  * matcher, and room for all tokens that its answer may have. The submitting thread makes them, so
@@ -134,64 +135,6 @@ static kvasir_status need_json(struct kvasir_engine *e, struct request *q, kvasi
     return json_vocab_check(q->json, q->r.stop_tokens, q->r.n_stop_tokens, err);
 }
 
-/* ---- grammars -------------------------------------------------------------------------------- */
-
-/* Fills e->allowed with the tokens that may come next. False: there is none. */
-static bool allow_grammar(struct kvasir_engine *e, const struct choice *c) {
-    const struct request *q = c->request;
-    const uint32_t vocab = model_config(e->model->model)->vocab;
-    kvasir_error err;
-    uint64_t any = 0;
-    if (grammar_allow(c->place, q->vocab, e->allowed, &err))
-        return false;
-    const bool may_end = grammar_place_end(c->place) != GRAMMAR_OPEN;
-    for (size_t i = 0; i < token_set_words(vocab); i++) {
-        if (q->stop_set)
-            e->allowed[i] &= ~q->stop_set[i];
-        if (may_end)
-            e->allowed[i] |= e->ends[i] | (q->stop_set ? q->stop_set[i] : 0);
-        any |= e->allowed[i];
-    }
-    return any != 0;
-}
-
-/* False: the answer is complete. */
-static bool add_grammar(struct choice *c, int32_t token) {
-    const struct text_span bytes = grammar_token_bytes(c->request->vocab, token);
-    size_t taken = 0;
-    kvasir_error err;
-    if (grammar_push(c->place, bytes, &taken, &err))
-        return false;
-    ASSERT(taken == bytes.len);
-    return grammar_place_end(c->place) != GRAMMAR_ENDED;
-}
-
-static kvasir_status need_grammar(struct kvasir_engine *e, struct request *q, kvasir_error *err) {
-    const kvasir_tokenizer *text = e->model->text;
-    const uint32_t vocab = model_config(e->model->model)->vocab;
-    kvasir_status status = KVASIR_OK;
-    if (q->r.ignore_end || q->r.json_object)
-        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.grammar",
-                          "cannot be combined with ignore_end or json_object");
-    if (!text->tokenizer)
-        return fail_field(err, KVASIR_ERR_UNSUPPORTED, "request.grammar",
-                          "the model has no tokenizer");
-    pthread_mutex_lock(&e->json_mutex);
-    if (!e->grammar_vocab)
-        status = grammar_vocab_create(text->tokenizer, vocab, &e->grammar_vocab, err);
-    if (!status && !e->ends) {
-        e->ends = mem_calloc(token_set_words(vocab), sizeof *e->ends);
-        for (uint32_t i = 0; e->ends && i < vocab; i++)
-            if (kvasir_token_is_end(text, (int32_t)i))
-                e->ends[i / 64] |= 1ULL << i % 64;
-        if (!e->ends)
-            status = fail(err, KVASIR_ERR_MEMORY, "request: out of memory");
-    }
-    q->vocab = e->grammar_vocab;
-    pthread_mutex_unlock(&e->json_mutex);
-    return status;
-}
-
 /* ---- the scheduler's host -------------------------------------------------------------------- */
 
 static struct choice *choice_of(struct task *t) {
@@ -219,6 +162,8 @@ static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err
     pthread_mutex_unlock(&e->mutex);
     const kvasir_event event = event_of(c, KVASIR_EVENT_START);
     send(c, &event);
+    for (uint32_t i = 0; i < q->r.n; i++)
+        answer_want(&q->choices[i]);
     return KVASIR_OK;
 }
 
@@ -252,18 +197,11 @@ static bool ends_answer(const struct choice *c, int32_t token) {
     return !r->ignore_end && kvasir_token_is_end(c->request->engine->model->text, token);
 }
 
-static bool host_next(void *user, struct task *t, uint32_t row) {
-    struct kvasir_engine *e = user;
-    struct choice *c = choice_of(t);
+/* Appends a token to the answer. False: it ends there. */
+static bool add_token(struct kvasir_engine *e, struct choice *c, int32_t token) {
+    struct task *t = &c->task;
     const kvasir_request *r = &c->request->r;
     const uint32_t vocab = model_config(e->model->model)->vocab;
-    const float *logits = e->logits;
-    (void)row;
-    if ((c->request->json && !allow_json(e, c)) || (c->place && !allow_grammar(e, c))) {
-        c->stuck = true;
-        return false;
-    }
-    const int32_t token = kvasir_sampler_pick(c->sampler, logits);
     size_t len;
     c->request->prompt_done = c->request->prompt_tokens;
     kvasir_sampler_accept(c->sampler, token);
@@ -275,7 +213,7 @@ static bool host_next(void *user, struct task *t, uint32_t row) {
     if (r->top_logprobs >= 0) {
         event.n_top = (size_t)r->top_logprobs < vocab ? (size_t)r->top_logprobs : vocab;
         event.top = e->top;
-        sampler_logprobs(logits, vocab, token, (uint32_t)event.n_top, &event.logprob, e->top);
+        sampler_logprobs(e->logits, vocab, token, (uint32_t)event.n_top, &event.logprob, e->top);
     }
     c->finish = KVASIR_FINISH_LENGTH;
     if (ends_answer(c, token)) {
@@ -291,10 +229,31 @@ static bool host_next(void *user, struct task *t, uint32_t row) {
         open = open && !json_complete(&c->json);
     }
     if (c->place)
-        open = add_grammar(c, token) && open;
+        open = answer_add(c, token) && open;
     if (!open)
         c->finish = KVASIR_FINISH_STOP;
     return open && t->n_tokens < t->cap;
+}
+
+/* The next token, and those that must follow it. */
+static bool host_next(void *user, struct task *t, uint32_t row) {
+    struct kvasir_engine *e = user;
+    struct choice *c = choice_of(t);
+    bool open;
+    (void)row;
+    if (c->request->json && !allow_json(e, c)) {
+        c->stuck = true;
+        return false;
+    }
+    do {
+        int32_t token;
+        if (!answer_pick(c, e->logits, &token))
+            return false;
+        open = add_token(e, c, token);
+    } while (open && answer_jumps(c));
+    if (open)
+        answer_want(c);
+    return open;
 }
 
 static void host_ended(void *user, struct task *t, enum task_end end, const kvasir_error *error) {
@@ -303,7 +262,12 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     struct request *q = c->request;
     kvasir_error why;
     size_t len = 0;
-    if (c->stuck) {
+    answer_forget(c);
+    if (c->stuck && c->place) {
+        end = END_FAILED;
+        error = &c->why;
+        c->why.field = "request.grammar";
+    } else if (c->stuck) {
         end = END_FAILED;
         (void)!fail_field(&why, KVASIR_ERR_UNSUPPORTED, "request.json_object",
                           "no token of the vocabulary can follow token %u of the answer",
@@ -357,7 +321,7 @@ static void choice_deinit(struct choice *c) {
     kvasir_sampler_destroy(c->sampler);
     kvasir_detok_destroy(c->detok);
     kvasir_stop_destroy(c->stop);
-    grammar_place_destroy(c->place);
+    answer_deinit(c);
     mem_free(c->text);
     mem_free(c->task.tokens);
 }
@@ -445,10 +409,10 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
                             .detached = r->prompt_cache != NULL};
     TRY(sampler_create_shared(&sampling, model_config(e->model->model)->vocab, cap, e->scratch,
                               &c->sampler, err));
-    if (q->json || r->grammar)
+    if (q->json)
         sampler_allow(c->sampler, e->allowed);
     if (r->grammar)
-        TRY(grammar_begin(r->grammar->grammar, &c->place, err));
+        TRY(answer_init(c, r->grammar, err));
     for (uint32_t i = 0; i < base; i++) /* accept ignores -1, a token that the file does not name */
         kvasir_sampler_accept(c->sampler, prompt_cache_ids(r->prompt_cache)[i]);
     for (size_t i = 0; i < r->n_tokens; i++)
@@ -530,7 +494,7 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
     if (status == KVASIR_OK && r->json_object)
         status = need_json(e, q, err);
     if (status == KVASIR_OK && r->grammar)
-        status = need_grammar(e, q, err);
+        status = answer_need_vocab(q, err);
     for (uint32_t i = 0; i < r->n && status == KVASIR_OK; i++) {
         status = choice_init(&q->choices[i], q, i, base, cap, err);
         if (i)

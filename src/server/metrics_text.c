@@ -311,6 +311,19 @@ static void grammars(struct metrics_page *p, const struct grammar_figures *g) {
     gauge(p, "kvasir_grammars_kept_bytes", "", (double)g->bytes, "Memory that they take.");
 }
 
+static void answers_of_grammars(struct metrics_page *p, const kvasir_engine_stats *s) {
+    counter(p, "kvasir_grammar_forced_tokens_total", "", s->forced_tokens,
+            "Tokens of answers that were the only ones their grammar allowed.");
+    counter(p, "kvasir_grammar_masks_total", "", s->masks,
+            "Times that the tokens that a grammar allows next were found, beside a step.");
+    family(p, "kvasir_grammar_mask_seconds_total", "counter", "Time spent on that.");
+    real(p, "kvasir_grammar_mask_seconds_total", "", s->mask_seconds);
+    counter(p, "kvasir_grammar_mask_waits_total", "", s->mask_waits,
+            "Times that the engine waited for them after a step.");
+    family(p, "kvasir_grammar_mask_wait_seconds_total", "counter", "Time of those waits.");
+    real(p, "kvasir_grammar_mask_wait_seconds_total", "", s->mask_wait_seconds);
+}
+
 static void requests_refused(struct metrics_page *p, const struct counts *c) {
     static const char *const REASONS[REFUSAL_KINDS] = {
         [REFUSED_QUEUE] = "queue",   [REFUSED_CONTEXT] = "context", [REFUSED_BUDGET] = "budget",
@@ -412,6 +425,7 @@ char *metrics_text(struct server_metrics *m, const struct server_figures *f, siz
         tier_figures(&p, f);
         warm(&p, &f->warm);
         grammars(&p, &f->grammars);
+        answers_of_grammars(&p, &f->engine);
         requests_refused(&p, &c);
         steps(&p, &f->engine);
         process(&p, f);
