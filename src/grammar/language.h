@@ -16,7 +16,8 @@
 enum { LANGUAGE_UNBOUNDED = UINT32_MAX };
 struct language;
 struct language *language_retain(struct language *l);
-void language_release(struct language *l);
+void language_release(struct language *l); /* NULL is allowed */
+size_t language_bytes(const struct language *l);
 
 /* All strings; with these numbers of characters. */
 kvasir_status language_any(struct grammar_budget *b, uint32_t min, uint32_t max,
@@ -66,5 +67,9 @@ bool language_accepts(const struct language *l, struct language_at at);
  * \uXXXX. */
 bool language_takes_any_of(const struct language *l, struct language_at at, uint32_t from,
                            uint32_t to);
+
+/* Any characters may come, so many at most (LANGUAGE_UNBOUNDED: any number), and the string may end
+ * at once: for a machine's text_key. 0: it is not so simple. */
+uint32_t language_room(const struct language *l, struct language_at at);
 
 #endif

@@ -29,8 +29,8 @@ kvasir_status numbers_multiple(struct grammar_budget *b, struct text_span of, st
 kvasir_status numbers_and(struct grammar_budget *b, const struct numbers *x,
                           const struct numbers *y, struct numbers **out,
                           kvasir_error *err) MUST_CHECK;
-/* The complement, as a union: calls fn for each of its parts, which are disjoint (below, between,
- * above, the numbers that are no multiple, ...); fn takes over its reference. */
+/* The complement, as a union: calls fn for each of its parts, which may overlap (below, above, the
+ * numbers that are no multiple, ...); fn takes over its reference. */
 typedef kvasir_status numbers_part_fn(void *user, struct numbers *part, kvasir_error *err);
 kvasir_status numbers_not(struct grammar_budget *b, const struct numbers *x, numbers_part_fn *fn,
                           void *user, kvasir_error *err) MUST_CHECK;
