@@ -65,6 +65,7 @@ kvasir_status grammar_compile(enum grammar_kind kind, struct text_span text,
                               kvasir_error *err) {
     static kvasir_status (*const compile[GRAMMAR_KINDS])(struct text_span, struct grammar_budget *,
                                                          struct recognizer **, kvasir_error *) = {
+        [GRAMMAR_REGEX] = regex_compile,
         [GRAMMAR_GBNF] = gbnf_compile,
     };
     const struct grammar_limits default_limits = grammar_limits_default();

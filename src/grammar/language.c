@@ -252,39 +252,58 @@ static bool begins_character(uint8_t byte) {
     return (byte & 0xc0) != 0x80;
 }
 
-/* least[s] and most[s], by relaxation: in most automata a few rounds. */
+/* The most characters to the end from s; LANGUAGE_UNBOUNDED: as long as it is so for a state that
+ * it leads to. */
+static uint32_t most_from(const struct language *l, const uint8_t bytes[256], uint32_t s) {
+    const struct dfa *d = &l->dfa;
+    uint32_t most = 0;
+    for (uint32_t c = 0; c < d->n_classes; c++) {
+        const uint32_t to = d->next[(size_t)s * d->n_classes + c];
+        if (!to)
+            continue;
+        if (l->most[to] == LANGUAGE_UNBOUNDED)
+            return LANGUAGE_UNBOUNDED;
+        const uint32_t far = l->most[to] + begins_character(bytes[c]);
+        most = far > most ? far : most;
+    }
+    return most;
+}
+
+static uint32_t least_from(const struct language *l, const uint8_t bytes[256], uint32_t s) {
+    const struct dfa *d = &l->dfa;
+    uint32_t least = l->least[s];
+    for (uint32_t c = 0; c < d->n_classes; c++) {
+        const uint32_t to = d->next[(size_t)s * d->n_classes + c];
+        if (!to || l->least[to] == LANGUAGE_UNBOUNDED)
+            continue;
+        const uint32_t near = l->least[to] + begins_character(bytes[c]);
+        least = near < least ? near : least;
+    }
+    return least;
+}
+
+/* least[s] and most[s], by relaxation: in most automata a few rounds. States of a loop, and those
+ * that lead to one, stay unbounded. */
 static kvasir_status measure(struct grammar_budget *b, struct language *l, kvasir_error *err) {
     const struct dfa *d = &l->dfa;
     uint8_t bytes[256];
     representatives(d, bytes);
     for (uint32_t s = 0; s < d->n; s++) {
         l->least[s] = d->accepts[s] ? 0 : LANGUAGE_UNBOUNDED;
-        l->most[s] = 0;
+        l->most[s] = s ? LANGUAGE_UNBOUNDED : 0;
     }
-    uint32_t round = 0;
-    for (bool changed = true; changed; round++) {
+    for (bool changed = true; changed;) {
         changed = false;
-        if (!budget_take(b, (uint64_t)d->n * d->n_classes, 0))
+        if (!budget_take(b, (uint64_t)d->n * d->n_classes / 2, 0))
             return language_too_large(err);
-        for (uint32_t s = d->n; s-- > 1;)
-            for (uint32_t c = 0; c < d->n_classes; c++) {
-                const uint32_t to = d->next[(size_t)s * d->n_classes + c],
-                               one = begins_character(bytes[c]);
-                if (!to)
-                    continue;
-                if (l->least[to] != LANGUAGE_UNBOUNDED && l->least[to] + one < l->least[s]) {
-                    l->least[s] = l->least[to] + one;
-                    changed = true;
-                }
-                /* longer than there are states: it goes round */
-                const uint32_t far = l->most[to] == LANGUAGE_UNBOUNDED || l->most[to] + one > d->n
-                                         ? LANGUAGE_UNBOUNDED
-                                         : l->most[to] + one;
-                if (far > l->most[s]) {
-                    l->most[s] = far;
-                    changed = true;
-                }
-            }
+        for (uint32_t s = d->n; s-- > 1;) {
+            const uint32_t least = least_from(l, bytes, s);
+            const uint32_t most =
+                l->most[s] == LANGUAGE_UNBOUNDED ? most_from(l, bytes, s) : l->most[s];
+            changed |= least != l->least[s] || most != l->most[s];
+            l->least[s] = least;
+            l->most[s] = most;
+        }
     }
     return KVASIR_OK;
 }
@@ -414,6 +433,7 @@ kvasir_status language_of(struct grammar_budget *b, struct dfa *d, uint32_t min,
         mem_free(l);
         return status;
     }
+    ASSERT(d->n && d->start < d->n && !d->accepts[0]);
     atomic_init(&l->refs, 1);
     l->dfa = *d;
     l->min = min;
@@ -549,6 +569,7 @@ struct language_at language_start(const struct language *l) {
 
 bool language_step(const struct language *l, struct language_at *at, uint8_t byte) {
     struct language_at to = {dfa_next(&l->dfa, at->state, byte), at->count};
+    ASSERT(at->state < l->dfa.n);
     const bool counts = l->min || l->max != LANGUAGE_UNBOUNDED;
     if (counts && begins_character(byte))
         to.count++;

@@ -10,7 +10,7 @@
     "02-(?:0[1-9]|1\\d|2[0-8]))|(?:\\d\\d(?:0[48]|[2468][048]|[13579][26])|"                       \
     "(?:[02468][048]|[13579][26])00)-02-29)"
 #define ZONE "(?:[zZ]|[+-](?:[01]\\d|2[0-3]):[0-5]\\d)"
-/* A leap second can only be one at the end of a day of UTC; which local time that is the zone says. */
+/* A leap second is only accepted where the local time is UTC. */
 #define CLOCK                                                                                      \
     "(?:(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d+)?" ZONE                                     \
     "|23:59:60(?:\\.\\d+)?(?:[zZ]|[+-]00:00))"

@@ -299,11 +299,8 @@ static uint32_t read_unicode(struct parser *p) {
     return high;
 }
 
-/* After a backslash. A character, or false: a class was added to the set. */
-static bool read_escape(struct parser *p, bool in_class, struct char_set *s, uint32_t *c) {
-    if (!more(p))
-        return wrong(p, "the pattern ends with a backslash") != 0;
-    const char kind = p->text.data[p->at++];
+/* \d \w \s \p and their opposites. False: the letter is none of these. */
+static bool put_escape_class(struct parser *p, char kind, struct char_set *s) {
     struct char_set inner = {0};
     switch (kind) {
     case 'd':
@@ -322,56 +319,50 @@ static bool read_escape(struct parser *p, bool in_class, struct char_set *s, uin
     case 'P':
         put_property(p, &inner);
         break;
-    case 'n':
-        *c = '\n';
-        return true;
-    case 'r':
-        *c = '\r';
-        return true;
-    case 't':
-        *c = '\t';
-        return true;
-    case 'f':
-        *c = '\f';
-        return true;
-    case 'v':
-        *c = '\v';
-        return true;
-    case 'x':
-        *c = read_hex(p, 2);
-        return true;
-    case 'u':
-        *c = read_unicode(p);
-        return true;
-    case 'c':
-        *c = more(p) ? (uint32_t)(p->text.data[p->at++] & 31) : 0;
-        return true;
-    case '0':
-        *c = 0;
-        return true;
-    case 'b':
-        if (in_class) {
-            *c = '\b';
-            return true;
-        }
-        break;
     default:
-        if ((kind >= '1' && kind <= '9') || kind == 'k') {
-            stop(p, KVASIR_ERR_UNSUPPORTED, "back references are not supported");
-            return false;
-        }
-        p->at--;
-        *c = utf8_next(p->text.data, &p->at);
-        return true;
+        return false;
     }
     char_set_tidy(&inner);
-    if ((kind == 'D' || kind == 'W' || kind == 'S' || kind == 'P') && !char_set_invert(&inner) &&
-        !p->status)
+    if (kind < 'a' && !char_set_invert(&inner) && !p->status)
         p->status = language_no_memory(p->err);
     for (size_t i = 0; i < inner.n; i++)
         put(p, s, inner.ranges[i].from, inner.ranges[i].to);
     mem_free(inner.ranges);
-    return false;
+    return true;
+}
+
+/* \n and the like. */
+static bool control_of(char kind, bool in_class, uint32_t *c) {
+    static const char LETTERS[] = "nrtfv0b", CONTROLS[] = "\n\r\t\f\v\0\b";
+    const char *at = memchr(LETTERS, kind, sizeof LETTERS - 1);
+    if (!at || (kind == 'b' && !in_class))
+        return false;
+    *c = (uint32_t)CONTROLS[at - LETTERS];
+    return true;
+}
+
+/* After a backslash. A character, or false: a class was added to the set. */
+static bool read_escape(struct parser *p, bool in_class, struct char_set *s, uint32_t *c) {
+    if (!more(p))
+        return wrong(p, "the pattern ends with a backslash") != 0;
+    const char kind = p->text.data[p->at++];
+    if (put_escape_class(p, kind, s))
+        return false;
+    if (control_of(kind, in_class, c))
+        return true;
+    if ((kind >= '1' && kind <= '9') || kind == 'k')
+        return stop(p, KVASIR_ERR_UNSUPPORTED, "back references are not supported") != 0;
+    if (kind == 'x') {
+        *c = read_hex(p, 2);
+    } else if (kind == 'u') {
+        *c = read_unicode(p);
+    } else if (kind == 'c') {
+        *c = more(p) ? (uint32_t)(p->text.data[p->at++] & 31) : 0;
+    } else {
+        p->at--;
+        *c = utf8_next(p->text.data, &p->at);
+    }
+    return true;
 }
 
 /* One end of a range in a class; false: it was a class itself. */
@@ -453,6 +444,7 @@ static uint32_t read_group(struct parser *p) {
         return wrong(p, "a group needs its ')'");
     if (!ahead && !negative)
         return inner;
+    ASSERT(p->status || inner < p->e->n);
     return add_node(p, (struct node){.kind = NODE_AHEAD, .a = inner, .negative = negative});
 }
 

@@ -161,9 +161,12 @@ static uint32_t add_repeat(struct builder *n, const struct node *node, uint32_t 
 static uint32_t add_tree(struct builder *n, uint32_t root, uint32_t next) {
     uint32_t other = NOWHERE, out;
     for (;;) {
-        const struct node node = n->e->nodes[root];
+        ASSERT(root < n->e->n || n->status);
+        if (!n->status && !budget_take(n->b, 4, 0))
+            n->status = language_too_large(n->err);
         if (n->status)
             return 0;
+        const struct node node = n->e->nodes[root];
         if (node.kind == NODE_CAT && other == NOWHERE) {
             next = add_tree(n, node.b, next);
             root = node.a;
@@ -446,6 +449,7 @@ static bool add_set(struct subset *s, uint8_t flags, uint32_t *state) {
         !ARRAY_GROW(s->flags, s->flags_cap, (size_t)s->dfa->n) ||
         !ARRAY_GROW(s->items, s->items_cap, s->n_items + s->n_moved))
         return no_memory(s);
+    ASSERT(*state && *state == s->dfa->n - 1);
     s->first[*state] = s->n_items;
     s->flags[*state] = flags;
     if (s->n_moved)

@@ -60,6 +60,7 @@ static bool state_of(struct product *p, uint32_t x, uint32_t y, uint32_t *state)
     if ((size_t)p->out->n * 2 >= p->size && !grow_table(p))
         return false;
     const size_t at = slot_of(p, pair);
+    ASSERT(x < p->x->n && y < p->y->n);
     if (p->table[at]) {
         *state = p->table[at] - 1;
         return true;
@@ -78,6 +79,7 @@ static bool explore(struct product *p) {
     uint8_t bytes[256];
     uint32_t dead;
     dfa_join_classes(p->x, p->y, p->out);
+    ASSERT(p->out->n_classes <= 256);
     for (int byte = 255; byte >= 0; byte--)
         bytes[p->out->classes[byte]] = (uint8_t)byte;
     if (!dfa_add(p->out, false, &dead) || !ARRAY_GROW(p->pairs, p->pairs_cap, (size_t)1))

@@ -168,6 +168,7 @@ static kvasir_status copy(struct grammar_budget *b, const struct numbers *n, str
 static bool is_multiple(const struct decimal *d, const struct modulus *m) {
     /* the number in units of 10^m->exponent */
     const int32_t zeros = d->point - d->n - m->exponent;
+    ASSERT(m->m);
     if (!d->n)
         return true;
     if (zeros < 0) /* its last digit, which is not 0, is below */
@@ -257,47 +258,56 @@ static const struct modulus *grid_of(const struct numbers *n) {
     return coarsest;
 }
 
-/* Whether the set has a number d with low <= |d| < high (closed: <= high) of this sign. */
-static bool has_between(const struct numbers *n, bool negative, struct decimal low,
-                        struct decimal high, bool low_open, bool closed, bool unbounded) {
-    enum { TRIES = 2000 };
+/* Sizes from low to high; without a high end: `unbounded`. */
+struct span {
+    struct decimal low, high;
+    bool low_open, closed, unbounded;
+};
+
+/* Cuts the span down to the set's numbers of this sign. False: nothing is left. */
+static bool cut_span(const struct numbers *n, bool negative, struct span *s) {
     const struct bound *inner = negative ? &n->high : &n->low,
                        *outer = negative ? &n->low : &n->high;
-    /* the set's interval, as sizes */
     if (outer->present && outer->at.negative != negative && outer->at.n)
         return false;
-    if (inner->present && inner->at.negative == negative && compare_sizes(&inner->at, &low) >= 0 &&
-        (inner->at.n || inner->open)) {
-        low_open = compare_sizes(&inner->at, &low) == 0 ? low_open || inner->open : inner->open;
-        low = inner->at;
+    if (inner->present && inner->at.negative == negative &&
+        compare_sizes(&inner->at, &s->low) >= 0 && (inner->at.n || inner->open)) {
+        s->low_open =
+            compare_sizes(&inner->at, &s->low) == 0 ? s->low_open || inner->open : inner->open;
+        s->low = inner->at;
     }
     if (outer->present) {
-        const int order = unbounded ? -1 : compare_sizes(&outer->at, &high);
+        const int order = s->unbounded ? -1 : compare_sizes(&outer->at, &s->high);
         if (order < 0 || (order == 0 && outer->open)) {
-            closed = !outer->open;
-            high = outer->at;
-            unbounded = false;
+            s->closed = !outer->open;
+            s->high = outer->at;
+            s->unbounded = false;
         }
     }
-    low.negative = high.negative = false;
-    const int order = unbounded ? -1 : compare_sizes(&low, &high);
-    if (order > 0 || (order == 0 && (low_open || !closed)))
+    s->low.negative = s->high.negative = false;
+    const int order = s->unbounded ? -1 : compare_sizes(&s->low, &s->high);
+    return order < 0 || (order == 0 && !s->low_open && s->closed);
+}
+
+/* Whether the set has a number d with low <= |d| < high (closed: <= high) of this sign. */
+static bool has_between(const struct numbers *n, bool negative, struct span s) {
+    enum { TRIES = 2000 };
+    if (!cut_span(n, negative, &s))
         return false;
     const struct modulus *grid = grid_of(n);
-    if (order == 0 || !grid) {
-        struct decimal d = low;
+    struct decimal d = s.low;
+    if (!s.unbounded && compare_sizes(&s.low, &s.high) == 0) {
         d.negative = negative && d.n;
-        if (order == 0)
-            return contains(n, &d);
-        return true; /* numbers without end: exceptions and other moduli leave most of them */
+        return contains(n, &d);
     }
-    struct decimal d = low;
-    bool above = low_open;
+    if (!grid)
+        return true; /* numbers without end: exceptions and other moduli leave most of them */
+    bool above = s.low_open;
     for (int i = 0; i < TRIES; i++) {
         if (!next_multiple(&d, above, grid, &d))
             return false;
-        const int place = unbounded ? -1 : compare_sizes(&d, &high);
-        if (place > 0 || (place == 0 && !closed))
+        const int place = s.unbounded ? -1 : compare_sizes(&d, &s.high);
+        if (place > 0 || (place == 0 && !s.closed))
             return false;
         d.negative = negative && d.n;
         if (contains(n, &d))
@@ -334,9 +344,10 @@ kvasir_status numbers_bounded(struct grammar_budget *b, enum numbers_bound kind,
     return KVASIR_OK;
 }
 
+enum { MODULUS_DIGITS = 18 };
+
 kvasir_status numbers_multiple(struct grammar_budget *b, struct text_span of, struct numbers **out,
                                kvasir_error *err) {
-    enum { MODULUS_DIGITS = 18 };
     struct decimal d;
     if (!read_decimal(of, &d) || d.n > MODULUS_DIGITS)
         return fail(err, KVASIR_ERR_UNSUPPORTED, "this number has too many digits");
@@ -360,6 +371,35 @@ static void narrow(struct bound *to, const struct bound *by, int sign) {
         to->open |= by->open;
 }
 
+static const uint64_t MODULUS_MAX = 1000000000000000000u;
+
+/* Multiples of both x and `by`, if their modulus is not too large. */
+static bool join_moduli(struct modulus *x, const struct modulus *by) {
+    struct modulus a = *x, c = *by;
+    if (a.excluded || c.excluded)
+        return false;
+    for (; a.exponent > c.exponent && a.m < MODULUS_MAX / 10; a.exponent--)
+        a.m *= 10;
+    for (; c.exponent > a.exponent && c.m < MODULUS_MAX / 10; c.exponent--)
+        c.m *= 10;
+    if (a.exponent != c.exponent)
+        return false;
+    uint64_t divisor = a.m, rest = c.m;
+    while (rest) {
+        const uint64_t next = divisor % rest;
+        divisor = rest;
+        rest = next;
+    }
+    const unsigned __int128 least = (unsigned __int128)(a.m / divisor) * c.m;
+    if (least > MODULUS_MAX)
+        return false;
+    a.m = (uint64_t)least;
+    for (; a.m % 10 == 0; a.exponent++)
+        a.m /= 10;
+    *x = a;
+    return true;
+}
+
 kvasir_status numbers_and(struct grammar_budget *b, const struct numbers *x,
                           const struct numbers *y, struct numbers **out, kvasir_error *err) {
     struct numbers *n;
@@ -373,6 +413,8 @@ kvasir_status numbers_and(struct grammar_budget *b, const struct numbers *x,
             known |= n->moduli[k].m == y->moduli[i].m &&
                      n->moduli[k].exponent == y->moduli[i].exponent &&
                      n->moduli[k].excluded == y->moduli[i].excluded;
+        for (uint32_t k = 0; k < n->n_moduli && !known; k++)
+            known = join_moduli(&n->moduli[k], &y->moduli[i]);
         if (known)
             continue;
         if (n->n_moduli == MULTIPLES_MAX)
@@ -445,8 +487,8 @@ static const struct decimal ZERO;
 
 bool numbers_is_empty(const struct numbers *n) {
     const struct decimal zero = ZERO;
-    return !contains(n, &zero) && !has_between(n, false, zero, zero, true, false, true) &&
-           !has_between(n, true, zero, zero, true, false, true);
+    const struct span all = {.low_open = true, .unbounded = true};
+    return !contains(n, &zero) && !has_between(n, false, all) && !has_between(n, true, all);
 }
 
 bool numbers_contains(const struct numbers *n, struct text_span text) {
@@ -514,8 +556,7 @@ static bool read_begun(struct text_span text, struct begun *b) {
     return true;
 }
 
-/* Whole numbers are written without negative exponents, and with nothing but zeros after a point:
- * 10 and 1e1, not 100e-1 or 0.1e2. */
+/* Whole numbers are written without negative exponents: 10, 1e1 and 0.1e2, not 100e-1. */
 static bool is_whole(const struct numbers *n) {
     for (uint32_t i = 0; i < n->n_moduli; i++)
         if (!n->moduli[i].excluded && n->moduli[i].exponent >= 0)
@@ -559,6 +600,7 @@ static void ends_of(const struct begun *b, int32_t shift, struct decimal *low,
     low->point += shift;
     *high = *low;
     int32_t i = high->n;
+    ASSERT(high->n < DIGITS_MAX);
     while (i > 0 && high->digits[i - 1] == 9)
         high->digits[--i] = 0;
     if (i > 0) {
@@ -575,13 +617,13 @@ static void ends_of(const struct begun *b, int32_t shift, struct decimal *low,
 
 /* Digits that may follow are none where the fraction is full. */
 static bool interval_fits(const struct numbers *n, const struct begun *b, int32_t shift) {
-    struct decimal low, high;
+    struct span s = {0};
     if (!b->digits.n) { /* "-" */
-        low = ZERO;
-        return has_between(n, b->negative, low, low, true, false, true);
+        s.low_open = s.unbounded = true;
+        return has_between(n, b->negative, s);
     }
-    ends_of(b, shift, &low, &high);
-    return has_between(n, b->negative, low, high, false, false, false);
+    ends_of(b, shift, &s.low, &s.high);
+    return has_between(n, b->negative, s);
 }
 
 /* The bounds of a set of whole numbers of up to 18 digits, of one sign, as sizes; false: it is
@@ -668,7 +710,7 @@ static bool scaled_fits(const struct numbers *n, const struct begun *b) {
         return interval_fits(n, b, 0); /* zeros so far: what follows decides */
     range_of(n, b->negative, &from, &to);
     for (int32_t x = from - m.digits.point - 1; x <= to - m.digits.point + 1; x++)
-        if (interval_fits(n, b, x))
+        if ((x > 0 || !is_whole(n)) && interval_fits(n, b, x))
             return true;
     return false;
 }
@@ -710,7 +752,8 @@ bool numbers_can_begin(const struct numbers *n, struct text_span text) {
         return false;
     if (b.e)
         return exponent_fits(n, &b);
-    return zero_fits(n, &b) || plain_fits(n, &b) || (!is_whole(n) && scaled_fits(n, &b));
+    return zero_fits(n, &b) || plain_fits(n, &b) ||
+           ((!is_whole(n) || b.point) && scaled_fits(n, &b));
 }
 
 bool numbers_key(const struct numbers *n, struct text_span text, struct text_buf *out) {
