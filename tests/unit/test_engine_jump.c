@@ -195,6 +195,57 @@ static void test_cut(void **state) {
     kvasir_engine_destroy(e);
 }
 
+/* kvasir_guide with a sequence and a sampler of one's own: the same tokens as the engine's. */
+static void check_guide(kvasir_model *m, const struct answer *a) {
+    const kvasir_context_options o = options().context;
+    kvasir_model_info info;
+    kvasir_context *ctx;
+    kvasir_seq *seq;
+    kvasir_sampler *sampler;
+    kvasir_guide *guide;
+    bool complete = false;
+    kvasir_model_get_info(m, &info);
+    float *logits = malloc(info.vocab * sizeof *logits);
+    const kvasir_eval_options last = {.struct_size = sizeof last, .last_logits = logits};
+    need(kvasir_context_create(m, &o, &ctx, &err));
+    need(kvasir_seq_create(ctx, &seq, &err));
+    need(kvasir_sampler_create(&a->request.sampling, info.vocab, &sampler, &err));
+    need(kvasir_guide_create(kvasir_model_tokenizer(m), info.vocab, grammar, &guide, &err));
+    need(kvasir_seq_eval(seq, a->request.tokens, a->request.n_tokens, &last, &err));
+    for (uint32_t i = 0; !complete; i++) {
+        int32_t id;
+        need(kvasir_guide_pick(guide, sampler, logits, &id, &err));
+        assert_true(i < a->choices[0].n);
+        assert_int_equal(id, a->choices[0].tokens[i]);
+        need(kvasir_guide_add(guide, id, &complete, &err));
+        assert_int_equal(complete, i + 1 == a->choices[0].n);
+        need(kvasir_seq_eval(seq, &id, 1, &last, &err));
+    }
+    kvasir_guide_destroy(guide);
+    kvasir_sampler_destroy(sampler);
+    kvasir_seq_destroy(seq);
+    kvasir_context_destroy(ctx);
+    free(logits);
+}
+
+static void test_guide(void **state) {
+    (void)state;
+    const kvasir_engine_options o = options();
+    for (int m = 0; m < MODELS; m++) {
+        kvasir_engine *e = answers_engine(models[m], &o);
+        for (int i = 0; i < 3; i++) {
+            struct answer *a = answer_new(prompt[i], PROMPT, MOST);
+            a->request.grammar = grammar;
+            a->request.sampling.temp = (float)i;
+            a->request.sampling.seed = 5;
+            answer_run(e, a);
+            check_guide(models[m], a);
+            free(a);
+        }
+        kvasir_engine_destroy(e);
+    }
+}
+
 /* Cancelled while sets are made. */
 static void test_cancelled(void **state) {
     (void)state;
@@ -216,10 +267,8 @@ int main(void) {
     skip_without(STORIES);
     skip_without(HYBRID "/config.json");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),
-        cmocka_unit_test(test_hybrid),
-        cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_cancelled),
+        cmocka_unit_test(test_plain), cmocka_unit_test(test_hybrid),    cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_guide), cmocka_unit_test(test_cancelled),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
