@@ -201,6 +201,9 @@ static void test_bounds(void **state) {
     assert_false(has(l, "abc") || has(l, "abcabcabc"));
     check_no_dead_ends(l, 5);
     language_release(l);
+    l = bounded("", 5, 4);
+    assert_true(language_is_empty(l));
+    language_release(l);
     l = bounded("^[a-z]+$", 1, 60000); /* not expanded */
     assert_true(has(l, "abc"));
     assert_false(has(l, ""));

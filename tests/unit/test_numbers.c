@@ -128,6 +128,13 @@ static void test_beginnings(void **state) {
                  begins(n, "1."
                            "5e+"));
     numbers_release(n);
+    n = set("<-5"); /* the sign is not known yet */
+    assert_true(begins(n, "") && begins(n, "-"));
+    assert_false(begins(n, "1"));
+    numbers_release(n);
+    n = set("*1000003,*999983"); /* what is a multiple of both is far away */
+    assert_true(begins(n, "") && begins(n, "999985999949"));
+    numbers_release(n);
     n = set("A");
     assert_true(begins(n, "-") && begins(n, "-0.0e+9999"));
     assert_false(begins(n, "01") || begins(n, "+") || begins(n, ".") || begins(n, "1.e") ||
