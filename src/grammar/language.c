@@ -550,6 +550,8 @@ static bool can_end(const struct language *l, uint32_t state, uint32_t count) {
     if (count > l->max)
         return false;
     const uint32_t most = l->max - count;
+    if (least > most)
+        return false;
     if (!l->reach)
         return l->least[state] <= most && l->most[state] >= least;
     for (uint32_t k = least; k <= most; k++) {

@@ -746,6 +746,8 @@ bool numbers_can_begin(const struct numbers *n, struct text_span text) {
     struct begun b;
     if (!read_begun(text, &b))
         return false;
+    if (!text.len) /* of either sign */
+        return !numbers_is_empty(n);
     if (is_free(n, &b))
         return true;
     if (b.e && b.minus && is_whole(n))
