@@ -1,179 +1,214 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sets of numbers: by hand, and against integers: every text of a few digits is in a set if its
- * thousandths say so, and each of its prefixes can begin. */
+/* Sets of numbers against exact fractions (numbers_cases.txt: drawn at random, "W,>=0,*0.5", a
+ * number's text, and whether it is in the set, as Python's fractions say): what is in a set is
+ * taken byte by byte, and no beginning that is taken is a dead end. */
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "grammar/numbers.h"
 
 #include <cmocka.h>
 
-static struct grammar_budget budget = {UINT64_MAX, SIZE_MAX};
+static kvasir_error err;
+static struct grammar_budget budget;
 
 static struct text_span span(const char *text) {
     return (struct text_span){text, strlen(text)};
 }
 
-/* "whole", "*0.5" (multiples), ">=1", "<2.5" ...; takes `with`, which may be NULL. */
-static struct numbers *made(const char *what, struct numbers *with) {
-    struct numbers *n = NULL, *both = NULL;
-    kvasir_error err = {0};
-    kvasir_status status;
-    if (strcmp(what, "whole") == 0)
+/* W: whole; *M: multiples of M; >= <= > <: bounds; =V: one number; else all. */
+static struct numbers *part(const char *word) {
+    static const struct {
+        const char *sign;
+        enum numbers_bound bound;
+    } BOUNDS[] = {
+        {">=", AT_LEAST}, {"<=", AT_MOST}, {">", MORE_THAN}, {"<", LESS_THAN}, {"=", EQUAL_TO}};
+    struct numbers *n = NULL;
+    kvasir_status status = KVASIR_OK;
+    if (*word == 'W')
         status = numbers_whole(&budget, &n, &err);
-    else if (*what == '*')
-        status = numbers_multiple(&budget, span(what + 1), &n, &err);
-    else if (what[1] == '=')
-        status =
-            numbers_bounded(&budget, *what == '>' ? AT_LEAST : AT_MOST, span(what + 2), &n, &err);
-    else
-        status = numbers_bounded(&budget, *what == '>' ? MORE_THAN : LESS_THAN, span(what + 1), &n,
-                                 &err);
-    assert_int_equal(status, KVASIR_OK);
-    if (!with)
-        return n;
-    assert_int_equal(numbers_and(&budget, with, n, &both, &err), KVASIR_OK);
-    numbers_release(with);
-    numbers_release(n);
-    return both;
+    else if (*word == '*')
+        status = numbers_multiple(&budget, span(word + 1), &n, &err);
+    else if (*word == 'A')
+        status = numbers_any(&budget, &n, &err);
+    for (size_t i = 0; !n && i < sizeof BOUNDS / sizeof *BOUNDS; i++)
+        if (strncmp(word, BOUNDS[i].sign, strlen(BOUNDS[i].sign)) == 0)
+            status = numbers_bounded(&budget, BOUNDS[i].bound, span(word + strlen(BOUNDS[i].sign)),
+                                     &n, &err);
+    if (status || !n)
+        fail_msg("%s: %s", word, err.text);
+    return n;
 }
 
-static void all_begin(const struct numbers *n, const char *text) {
-    for (size_t len = 0; len <= strlen(text); len++)
-        if (!numbers_can_begin(n, (struct text_span){text, len}))
-            fail_msg("%.*s of %s cannot begin", (int)len, text, text);
-}
-
-/* Thousandths, for which the text has at most three digits after the point. */
-static bool expected(int64_t thousandths, int set) {
-    switch (set) {
-    case 0:
-        return thousandths % 1000 == 0 && thousandths >= -12000 && thousandths <= 105000;
-    case 1:
-        return thousandths > 500 && thousandths < 2250;
-    case 2:
-        return thousandths % 750 == 0 && thousandths >= 1000;
-    case 3:
-        return thousandths % 6000 == 0 && thousandths < 40000;
-    default:
-        return thousandths >= -1250 && thousandths <= 250;
+static struct numbers *set(const char *words) {
+    char copy[256], *save, *word;
+    budget = (struct grammar_budget){.steps = 10000000, .bytes = 64 << 20};
+    snprintf(copy, sizeof copy, "%s", words);
+    struct numbers *all = part("A");
+    for (word = strtok_r(copy, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
+        struct numbers *one = part(word), *both;
+        assert_int_equal(numbers_and(&budget, all, one, &both, &err), KVASIR_OK);
+        numbers_release(all);
+        numbers_release(one);
+        all = both;
     }
+    return all;
 }
 
-static struct numbers *set_of(int set) {
-    switch (set) {
-    case 0:
-        return made("<=105", made(">=-12", made("whole", NULL)));
-    case 1:
-        return made("<2.25", made(">0.5", NULL));
-    case 2:
-        return made(">=1", made("*0.75", NULL));
-    case 3:
-        return made("<4e1", made("*3", made("*2", NULL)));
-    default:
-        return made("<=0.25", made(">=-1.25", NULL));
-    }
+static bool begins(const struct numbers *n, const char *text) {
+    return numbers_can_begin(n, span(text));
 }
 
-static void test_against_integers(void **state) {
-    (void)state;
-    for (int set = 0; set < 5; set++) {
-        struct numbers *n = set_of(set);
-        for (int64_t t = -20000; t <= 120000; t += 125) {
-            char text[40];
-            const int64_t size = t < 0 ? -t : t;
-            snprintf(text, sizeof text, "%s%d.%03d", t < 0 ? "-" : "", (int)(size / 1000),
-                     (int)(size % 1000));
-            const bool in = numbers_contains(n, span(text));
-            if (in != expected(t, set))
-                fail_msg("set %d: %s", set, text);
-            if (in)
-                all_begin(n, text);
+/* Random bytes that are taken, until a number is complete. */
+static void check_no_dead_ends(const struct numbers *n, const char *words, unsigned seed) {
+    static const char BYTES[] = "-+.eE0123456789";
+    char text[NUMBER_BYTES_MAX + 2] = "";
+    if (numbers_is_empty(n))
+        return;
+    for (size_t len = 0; len < NUMBER_BYTES_MAX; len++) {
+        char taken[sizeof BYTES];
+        unsigned k = 0;
+        for (const char *byte = BYTES; *byte; byte++) {
+            text[len] = *byte;
+            if (numbers_can_begin(n, (struct text_span){text, len + 1}))
+                taken[k++] = *byte;
         }
+        text[len] = 0;
+        seed = seed * 1103515245 + 12345;
+        const bool ends = numbers_contains(n, span(text));
+        if (ends && (k == 0 || (seed >> 16) % 4 == 0))
+            return;
+        if (k == 0)
+            fail_msg("%s: dead end at '%s'", words, text);
+        text[len] = taken[(seed >> 20) % k];
+    }
+}
+
+static void test_cases(void **state) {
+    (void)state;
+    FILE *file = fopen(SOURCE_DIR "/tests/unit/numbers_cases.txt", "r");
+    char line[1024];
+    int n = 0;
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file)) {
+        char *text = strchr(line, '\t'), *wanted;
+        assert_non_null(text);
+        *text++ = 0;
+        wanted = strchr(text, '\t');
+        assert_non_null(wanted);
+        *wanted++ = 0;
+        struct numbers *s = set(line);
+        const bool in = *wanted == '1';
+        if (numbers_contains(s, span(text)) != in)
+            fail_msg("%s %s: not %d", line, text, in);
+        for (size_t i = 1; in && i <= strlen(text); i++)
+            if (!numbers_can_begin(s, (struct text_span){text, i}))
+                fail_msg("%s %s: refused at %zu", line, text, i);
+        if (n++ % 8 == 0)
+            check_no_dead_ends(s, line, (unsigned)n);
+        numbers_release(s);
+    }
+    fclose(file);
+    assert_true(n > 700);
+}
+
+static void test_beginnings(void **state) {
+    (void)state;
+    struct numbers *n = set("W,>=10,<=99");
+    assert_true(begins(n, "1") && begins(n, "10") && begins(n, "10.0") && begins(n, "1e1"));
+    assert_false(begins(n, "0") || begins(n, "100") || begins(n, "-") || begins(n, "10.5") ||
+                 begins(n, "1e2") || begins(n, "100e-"));
+    numbers_release(n);
+    n = set(">0,<1");
+    assert_true(begins(n, "0") && begins(n, "0.") && begins(n, "0.5") && begins(n, "1e-07"));
+    assert_false(begins(n, "-") || begins(n, "0e") ||
+                 begins(n, "1."
+                           "5e+"));
+    numbers_release(n);
+    n = set("A");
+    assert_true(begins(n, "-") && begins(n, "-0.0e+9999"));
+    assert_false(begins(n, "01") || begins(n, "+") || begins(n, ".") || begins(n, "1.e") ||
+                 begins(n, "1e00000"));
+    numbers_release(n);
+}
+
+static void test_empty_sets(void **state) {
+    (void)state;
+    static const struct {
+        const char *words;
+        bool empty;
+    } CASES[] = {{"W,>0,<1", true},  {"*3,>=1,<=2", true}, {">1,<1", true},
+                 {">=1,<=1", false}, {">1,<=1", true},     {"*0.5,>0.5,<1", true},
+                 {"W", false},       {"<-5,W", false},     {"*7,>=14,<=14", false}};
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        struct numbers *n = set(CASES[i].words);
+        if (numbers_is_empty(n) != CASES[i].empty)
+            fail_msg("%s", CASES[i].words);
         numbers_release(n);
     }
 }
 
-static void test_empty(void **state) {
-    (void)state;
-    struct numbers *n = made("<1", made(">0", made("whole", NULL)));
-    assert_true(numbers_is_empty(n));
-    numbers_release(n);
-    n = made("<=2", made(">=1", made("*3", NULL)));
-    assert_true(numbers_is_empty(n));
-    numbers_release(n);
-    n = made("<=0", made(">=0", made("*3", NULL)));
-    assert_false(numbers_is_empty(n));
-    numbers_release(n);
-    n = made("*1000003", made("*999983", NULL)); /* their first common multiple is far */
-    assert_false(numbers_is_empty(n));
-    all_begin(n, "999985999949");
-    assert_true(numbers_can_begin(n, span("-9")));
-    numbers_release(n);
-}
+/* ---- complements ----------------------------------------------------------------------------- */
 
-static void test_dead_ends(void **state) {
-    (void)state;
-    struct numbers *n = made("<=9.25", made(">=9.24", NULL));
-    assert_true(numbers_can_begin(n, span("9.2")));
-    assert_false(numbers_can_begin(n, span("9.3")));
-    assert_false(numbers_can_begin(n, span("9.26")));
-    assert_false(numbers_can_begin(n, span("-")));
-    assert_false(numbers_can_begin(n, span("01")));
-    all_begin(n, "92.45e-1");
-    numbers_release(n);
-    n = made("<=1e-6", made(">0", NULL));
-    all_begin(n, "1e-07");
-    numbers_release(n);
-    n = made(">=0", NULL);
-    all_begin(n, "1E+16");
-    all_begin(n, "12.5e3");
-    all_begin(n, "-0");
-    numbers_release(n);
-}
+struct parts {
+    struct numbers *all[8];
+    size_t n;
+};
 
-static kvasir_status keep(void *user, struct numbers *part, kvasir_error *err) {
-    struct numbers **parts = user;
-    (void)err;
-    while (*parts)
-        parts++;
-    *parts = part;
+static kvasir_status keep_part(void *user, struct numbers *one, kvasir_error *error) {
+    struct parts *p = user;
+    (void)error;
+    assert_true(p->n < 8);
+    p->all[p->n++] = one;
     return KVASIR_OK;
 }
 
-static void test_complement(void **state) {
+static void test_complements(void **state) {
     (void)state;
-    struct numbers *n = set_of(0), *parts[8] = {NULL};
-    kvasir_error err;
-    assert_int_equal(numbers_not(&budget, n, keep, parts, &err), KVASIR_OK);
-    for (int64_t t = -20000; t <= 120000; t += 125) {
-        char text[40];
-        const int64_t size = t < 0 ? -t : t;
-        snprintf(text, sizeof text, "%s%d.%03d", t < 0 ? "-" : "", (int)(size / 1000),
-                 (int)(size % 1000));
-        bool in = false;
-        for (int i = 0; parts[i]; i++)
-            if (numbers_contains(parts[i], span(text))) {
-                in = true;
-                all_begin(parts[i], text);
-            }
-        assert_int_equal(in, !expected(t, 0));
+    static const char *const SETS[] = {"A", "W", "W,>=3,<7", "*0.5,>-2", "=4", ">=1,<=1,W"};
+    static const char *const TEXTS[] = {"0",  "1",    "3", "7",   "6.5",
+                                        "-2", "-1.5", "4", "4.0", "0.25"};
+    for (size_t i = 0; i < sizeof SETS / sizeof *SETS; i++) {
+        struct numbers *n = set(SETS[i]);
+        struct parts p = {.n = 0};
+        assert_int_equal(numbers_not(&budget, n, keep_part, &p, &err), KVASIR_OK);
+        for (size_t k = 0; k < sizeof TEXTS / sizeof *TEXTS; k++) {
+            bool in = false;
+            for (size_t j = 0; j < p.n; j++)
+                in |= numbers_contains(p.all[j], span(TEXTS[k]));
+            if (in == numbers_contains(n, span(TEXTS[k])))
+                fail_msg("%s %s", SETS[i], TEXTS[k]);
+        }
+        for (size_t j = 0; j < p.n; j++)
+            numbers_release(p.all[j]);
+        numbers_release(n);
     }
-    for (int i = 0; parts[i]; i++)
-        numbers_release(parts[i]);
+}
+
+/* Digits that do not matter give the same key. */
+static void test_keys(void **state) {
+    (void)state;
+    struct text_buf a = {0}, b = {0};
+    struct numbers *n = set("W,>=10");
+    assert_true(numbers_key(n, span("123"), &a) && numbers_key(n, span("456"), &b));
+    assert_int_equal(a.len, b.len);
+    assert_memory_equal(a.data, b.data, a.len);
+    b.len = 0;
+    assert_true(numbers_key(n, span("5"), &b));
+    assert_false(a.len == b.len && memcmp(a.data, b.data, a.len) == 0);
+    text_free(&a);
+    text_free(&b);
     numbers_release(n);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_integers),
-        cmocka_unit_test(test_empty),
-        cmocka_unit_test(test_dead_ends),
-        cmocka_unit_test(test_complement),
+        cmocka_unit_test(test_cases),      cmocka_unit_test(test_beginnings),
+        cmocka_unit_test(test_empty_sets), cmocka_unit_test(test_complements),
+        cmocka_unit_test(test_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
