@@ -396,6 +396,50 @@ static kvasir_status read_token(struct reader *r) {
     return add_pending(r, PUSHDOWN_BYTE, id & 0xff);
 }
 
+/* ---- other recognizers ----------------------------------------------------------------------- */
+
+/* Takes over `one`. */
+static kvasir_status add_embed(struct reader *r, struct recognizer *one) {
+    struct pushdown *p = r->p;
+    struct text_buf state = {0};
+    const bool room = ARRAY_GROW(p->embeds, p->embeds_cap, p->n_embeds + 1) &&
+                      ARRAY_GROW(p->embed_nullable, p->embed_nullable_cap, p->n_embeds + 1);
+    if (!room || one->ops->start(one, &state) != STEP_TAKEN) {
+        one->ops->destroy(one);
+        text_free(&state);
+        return out_of_memory(r);
+    }
+    p->embeds[p->n_embeds] = one;
+    p->embed_nullable[p->n_embeds] =
+        one->ops->end(one, (struct text_span){state.data, state.len}) != GRAMMAR_OPEN;
+    text_free(&state);
+    return add_pending(r, PUSHDOWN_EMBED, p->n_embeds++);
+}
+
+static kvasir_status read_regex(struct reader *r) {
+    struct text_buf text = {0};
+    struct recognizer *one;
+    bool good = true;
+    skip_blanks(r, true);
+    if (!take(r, "\""))
+        return wrong_here(r, "an expression in quotes is missing");
+    while (good && r->at < r->text.len && !take(r, "\"")) {
+        (void)(peek(r) == '\\' && r->at + 1 < r->text.len && r->text.data[r->at + 1] == '"' &&
+               r->at++);
+        good = text_append(&text, r->text.data + r->at++, 1);
+    }
+    kvasir_status status = KVASIR_OK;
+    if (!good)
+        status = out_of_memory(r);
+    else if (r->text.data[r->at - 1] != '"')
+        status = wrong_here(r, "the grammar ends inside an expression");
+    else
+        status = regex_compile((struct text_span){text.data ? text.data : "", text.len}, r->budget,
+                               &one, r->err);
+    text_free(&text);
+    return status ? status : add_embed(r, one);
+}
+
 /* ---- items ----------------------------------------------------------------------------------- */
 
 static kvasir_status read_alternatives(struct reader *r, uint32_t rule, bool lines);
@@ -442,6 +486,8 @@ static kvasir_status read_item(struct reader *r, bool *found) {
         return read_group(r);
     if (take(r, "<"))
         return read_token(r);
+    if (take(r, "%regex"))
+        return read_regex(r);
     if (peek(r) == '!' && r->at + 1 < r->text.len && r->text.data[r->at + 1] == '<')
         return wrong(r, r->at, KVASIR_ERR_UNSUPPORTED, "any token but one cannot be asked for");
     if (is_name(peek(r)))

@@ -283,13 +283,33 @@ static void hostile(void **state) {
     text_free(&ambiguous);
 }
 
+/* An expression inside a grammar, where only the quote is escaped. */
+static void regex_inside(void **state) {
+    (void)state;
+    struct grammar *g = compiled(GRAMMAR_GBNF, "root ::= \"<\" %regex \"[ab]+\\\"|\\d?\" \">\"+");
+    accepts(g, "<ab\">");
+    accepts(g, "<>>");
+    accepts(g, "<7>");
+    refuses(g, "<ab>", 3);
+    grammar_release(g);
+    does_not_compile(GRAMMAR_GBNF, "root ::= %regex a", KVASIR_ERR_ARGUMENT, "in quotes");
+    does_not_compile(GRAMMAR_GBNF, "root ::= %regex \"a", KVASIR_ERR_ARGUMENT, "ends inside");
+    does_not_compile(GRAMMAR_GBNF, "root ::= %regex \"(a\"", KVASIR_ERR_ARGUMENT, "pattern");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(json),        cmocka_unit_test(arithmetic),
-        cmocka_unit_test(chess),       cmocka_unit_test(lists),
-        cmocka_unit_test(repetitions), cmocka_unit_test(classes),
-        cmocka_unit_test(deep_texts),  cmocka_unit_test(control_tokens),
-        cmocka_unit_test(refused),     cmocka_unit_test(harmless_circles),
+        cmocka_unit_test(regex_inside),
+        cmocka_unit_test(json),
+        cmocka_unit_test(arithmetic),
+        cmocka_unit_test(chess),
+        cmocka_unit_test(lists),
+        cmocka_unit_test(repetitions),
+        cmocka_unit_test(classes),
+        cmocka_unit_test(deep_texts),
+        cmocka_unit_test(control_tokens),
+        cmocka_unit_test(refused),
+        cmocka_unit_test(harmless_circles),
         cmocka_unit_test(hostile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -251,7 +251,7 @@ static const struct {
     {"\"grammar\":\"root ::= a\"", "grammar"},
     {"\"response_format\":{\"type\":\"json_object\"},\"ignore_eos\":true", "ignore_eos"},
     {"\"prompt_cache\":\"/etc/passwd\"", "prompt_cache"},
-    {"\"guided_regex\":\"(a*)*b\"", "guided_regex"},
+    {"\"guided_regex\":\"(a*b\"", "guided_regex"},
     {"\"echo\":true", "echo"},
     {"\"min_tokens\":-1", "min_tokens"},
     {"\"priority\":99999999999,\"n_keep\":-1,\"n_discard\":-5,\"user\":{}", NULL},
