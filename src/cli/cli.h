@@ -3,7 +3,7 @@
  *
  *   main.c                                 finds the command; the only place that decides an exit
  *   generate.c  cache_prompt.c  cache_folder.c  batch.c  perplexity.c  bench_kv_cache.c
- *   calibrate.c  info.c  tokenize.c  convert.c  simulate.c  serve.c  serve_plan.c
+ *   calibrate.c  info.c  tokenize.c  convert.c  simulate.c  grammar_check.c  serve.c  serve_plan.c
  *                                          the commands
  *   options.c   one table per command: reading flags
  *   option_table.c  a row of it
@@ -58,6 +58,7 @@ int tokenize_main(int argc, char **argv);
 int convert_main(int argc, char **argv);
 int calibrate_main(int argc, char **argv);
 int simulate_main(int argc, char **argv);
+int grammar_main(int argc, char **argv);
 int serve_main(int argc, char **argv);
 
 /* ---- options (options.c) --------------------------------------------------------------------- */
@@ -67,6 +68,7 @@ enum option_kind {
     OPTION_TEXT,  /* const char * */
     OPTION_TEXTS, /* struct text_list; the flag is given once per text */
     OPTION_WORDS, /* struct text_list; all words up to the next flag */
+    OPTION_REST,  /* struct word_list: all further operands */
     OPTION_U32,
     OPTION_I32,
     OPTION_INT,
@@ -81,6 +83,12 @@ enum { TEXT_LIST_MAX = 32 };
 struct text_list {
     const char *items[TEXT_LIST_MAX];
     size_t n;
+};
+
+/* Any number; free() items. */
+struct word_list {
+    const char **items; /* [n] */
+    size_t n, cap;
 };
 
 /* One row: a flag, the field of the command's argument struct it sets, its default, its help. */

@@ -28,6 +28,7 @@ static const struct {
     {"info", "show what a model file holds and what its cache costs", info_main},
     {"simulate", "replay recorded requests through the scheduler and the cache, without a model",
      simulate_main},
+    {"grammar", "say what a JSON schema or grammar accepts", grammar_main},
     {"tokenize", "convert text or chats to token ids, or ids to text", tokenize_main},
 };
 enum { N_COMMANDS = sizeof COMMANDS / sizeof *COMMANDS };
@@ -42,7 +43,7 @@ static void print_usage(FILE *to) {
 }
 
 static int unknown_command(const char *name) {
-    char names[160] = "";
+    char names[200] = "";
     for (size_t i = 0; i < N_COMMANDS; i++) {
         strcat(names, i ? ", " : "");
         strcat(names, COMMANDS[i].name);

@@ -66,6 +66,13 @@ static int append_text(const struct command *c, const char *flag, const char *te
     return EXIT_GOOD;
 }
 
+static int append_word(const struct command *c, const char *text, struct word_list *list) {
+    if (!ARRAY_GROW(list->items, list->cap, list->n + 1))
+        return run_error(c, "out of memory");
+    list->items[list->n++] = text;
+    return EXIT_GOOD;
+}
+
 /* Bytes with the units of mlx_lm.server, which are decimal, and with binary ones. */
 static int read_bytes(const struct command *c, const struct option *o, const char *flag,
                       const char *text, void *args) {
@@ -107,6 +114,8 @@ int option_read(const struct command *c, const struct option *o, const char *fla
     case OPTION_TEXTS:
     case OPTION_WORDS:
         return append_text(c, flag, text, option_field(o, args));
+    case OPTION_REST:
+        return append_word(c, text, option_field(o, args));
     case OPTION_FLOAT:
         return read_float(c, o, flag, text, args);
     case OPTION_BYTES:

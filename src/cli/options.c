@@ -36,7 +36,7 @@ static int read_operand(const struct command *c, const char *word, void *args) {
         const struct option *o = &c->options[i];
         if (is_flag(o))
             continue;
-        if (!*(const char **)option_field(o, args))
+        if (o->kind == OPTION_REST || !*(const char **)option_field(o, args))
             return option_read(c, o, o->name, word, args);
         last = o;
     }
