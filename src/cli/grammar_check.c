@@ -263,67 +263,119 @@ static int check_schema(struct run *r) {
 
 /* ---- many schemas ---------------------------------------------------------------------------- */
 
-/* The parts of a line that matter, as it has them. */
-struct line_parts {
-    struct json_part schema, tests, name, data, valid;
+/* The members of an object, or the items of an array, as the text has them. Neither numbers nor
+ * names are looked at: that is the grammar's affair. */
+struct members {
+    const char *text;
+    size_t len, at;
+    bool object;
 };
 
-static kvasir_status keep_part(void *user, const struct json_part *part, kvasir_error *err) {
-    struct line_parts *p = user;
-    struct {
-        const char *name;
-        struct json_part *to;
-    } const parts[] = {{"schema", &p->schema},
-                       {"tests", &p->tests},
-                       {"name", &p->name},
-                       {"data", &p->data},
-                       {"valid", &p->valid}};
-    (void)err;
-    for (size_t i = 0; part->name && i < sizeof parts / sizeof *parts; i++)
-        if (json_name_is(part->name, part->name_len, parts[i].name))
-            *parts[i].to = *part;
-    return KVASIR_OK;
+static void skip_between(struct members *m) {
+    while (m->at < m->len && strchr(" \t\r\n,:", m->text[m->at]))
+        m->at++;
 }
 
-struct test_run {
-    struct run *r;
-    const kvasir_grammar *g;
-    int code;
-};
+static struct members members_of(struct json_part whole) {
+    struct members m = {.text = whole.value, .len = whole.value_len};
+    skip_between(&m);
+    m.object = m.at < m.len && m.text[m.at] == '{';
+    if (m.object || (m.at < m.len && m.text[m.at] == '['))
+        m.at++;
+    else
+        m.at = m.len;
+    return m;
+}
 
-static kvasir_status check_test(void *user, const struct json_part *part, kvasir_error *err) {
-    struct test_run *t = user;
-    struct line_parts p = {0};
-    if (t->code)
-        return KVASIR_OK;
-    TRY(json_walk(part->value, part->value_len, keep_part, &p, err));
-    const struct json_part *v = &p.valid;
-    const bool valid = v->value_len == 4 && memcmp(v->value, "true", 4) == 0;
-    const bool known = valid || (v->value_len == 5 && memcmp(v->value, "false", 5) == 0);
-    if (p.data.value)
-        t->code = check_text(t->r, t->g, p.data.value, p.data.value_len, known ? &valid : NULL);
-    return KVASIR_OK;
+static size_t value_end(const struct members *m) {
+    size_t depth = 0;
+    for (size_t i = m->at; i < m->len;) {
+        const char c = m->text[i];
+        if (c == '"') {
+            i = string_end(m->text, i, m->len);
+            if (!depth)
+                return i;
+            continue;
+        }
+        if (!depth && strchr(" \t\r\n,:]}", c))
+            return i;
+        depth += (size_t)(c == '{' || c == '[');
+        depth -= (size_t)(c == '}' || c == ']');
+        i++;
+        if (!depth && (c == '}' || c == ']'))
+            return i;
+    }
+    return m->len;
+}
+
+/* False: no more, or what follows is no JSON. */
+static bool next_member(struct members *m, struct json_part *out) {
+    *out = (struct json_part){0};
+    skip_between(m);
+    if (m->at >= m->len || strchr("]}", m->text[m->at]))
+        return false;
+    if (m->object) {
+        const size_t end = value_end(m);
+        if (m->text[m->at] != '"' || end < m->at + 2)
+            return false;
+        out->name = m->text + m->at + 1;
+        out->name_len = end - m->at - 2;
+        m->at = end;
+        skip_between(m);
+    }
+    out->value = m->text + m->at;
+    out->value_len = value_end(m) - m->at;
+    m->at += out->value_len;
+    return out->value_len > 0;
+}
+
+/* The object's member of this name; value NULL: there is none. */
+static struct json_part member(struct json_part object, const char *name) {
+    struct members m = members_of(object);
+    struct json_part part;
+    while (m.object && next_member(&m, &part))
+        if (part.name_len == strlen(name) && memcmp(part.name, name, part.name_len) == 0)
+            return part;
+    return (struct json_part){0};
+}
+
+static bool is_word(struct json_part part, const char *word) {
+    return part.value && part.value_len == strlen(word) &&
+           memcmp(part.value, word, part.value_len) == 0;
+}
+
+static int check_tests(struct run *r, const kvasir_grammar *g, struct json_part tests) {
+    struct members m = members_of(tests);
+    struct json_part test;
+    int code = EXIT_GOOD;
+    while (!code && next_member(&m, &test)) {
+        const struct json_part data = member(test, "data"), v = member(test, "valid");
+        const bool valid = is_word(v, "true"), known = valid || is_word(v, "false");
+        if (data.value)
+            code = check_text(r, g, data.value, data.value_len, known ? &valid : NULL);
+    }
+    return code;
 }
 
 /* "12 name: " */
-static void print_head(const struct line_reader *in, const struct json_part *name) {
-    const bool text = name->value_len > 2 && name->value[0] == '"';
-    printf("%zu%s%.*s: ", in->number, text ? " " : "", text ? (int)(name->value_len - 2) : 0,
-           text ? name->value + 1 : "");
+static void print_head(const struct line_reader *in, struct json_part name) {
+    const bool text = name.value_len > 2 && name.value[0] == '"';
+    printf("%zu%s%.*s: ", in->number, text ? " " : "", text ? (int)(name.value_len - 2) : 0,
+           text ? name.value + 1 : "");
 }
 
 static int check_schema_line(struct run *r, const struct line_reader *in, const void *user) {
-    struct line_parts p = {0};
-    struct test_run t = {.r = r};
+    const struct json_part line = {.value = in->line, .value_len = in->len};
+    const struct json_part schema = member(line, "schema");
     kvasir_grammar *g = NULL;
     kvasir_error err;
     (void)user;
-    kvasir_status status = json_walk(in->line, in->len, keep_part, &p, &err);
-    if (status || !p.schema.value)
-        return usage_error(&COMMAND, "%s: line %zu: %s", in->name ? in->name : "standard input",
-                           in->number, status ? err.text : "there is no \"schema\"");
-    print_head(in, &p.name);
-    status = kvasir_grammar_create(r->kind, p.schema.value, p.schema.value_len, &g, &err);
+    if (!schema.value)
+        return usage_error(&COMMAND, "%s: line %zu: there is no \"schema\"",
+                           in->name ? in->name : "standard input", in->number);
+    print_head(in, member(line, "name"));
+    const kvasir_status status =
+        kvasir_grammar_create(r->kind, schema.value, schema.value_len, &g, &err);
     if (status) {
         const bool unsupported = status == KVASIR_ERR_UNSUPPORTED;
         printf("%s: %s\n", unsupported ? "not supported" : "no schema", err.text);
@@ -332,11 +384,9 @@ static int check_schema_line(struct run *r, const struct line_reader *in, const 
     }
     r->compiled++;
     printf("compiled\n");
-    t.g = g;
-    if (p.tests.value && json_walk(p.tests.value, p.tests.value_len, check_test, &t, &err))
-        t.code = usage_error(&COMMAND, "line %zu: \"tests\": %s", in->number, err.text);
+    const int code = check_tests(r, g, member(line, "tests"));
     kvasir_grammar_destroy(g);
-    return t.code;
+    return code;
 }
 
 static int check_schemas(struct run *r) {
