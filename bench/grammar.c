@@ -3,9 +3,9 @@
  *
  *     bench_grammar TOKENIZER SCHEMAS.jsonl [GBNF]
  *
- * TOKENIZER is a tokenizer.json, its folder or a GGUF model. Each line of SCHEMAS has a "schema" and
- * "tests" with "data" and "valid", as of `kvasir grammar check --jsonl`. Each schema is compiled,
- * and each valid instance is walked token by token: the set of tokens that may come next is made
+ * TOKENIZER is a tokenizer.json, its folder or a GGUF model. Each line of SCHEMAS has a "schema"
+ * and "tests" with "data" and "valid", as of `kvasir grammar check --jsonl`. Each schema is
+ * compiled, and each valid instance is walked token by token: the set of tokens that may come next is made
  * before each. A new grammar has nothing kept. With GBNF that grammar stands for all schemas.
  *
  * Prints one line of JSON; processor time, since the machine may be busy with other things. The
