@@ -5,8 +5,9 @@
  *
  * TOKENIZER is a tokenizer.json, its folder or a GGUF model. Each line of SCHEMAS has a "schema"
  * and "tests" with "data" and "valid", as of `kvasir grammar check --jsonl`. Each schema is
- * compiled, and each valid instance is walked token by token: the set of tokens that may come next is made
- * before each. A new grammar has nothing kept. With GBNF that grammar stands for all schemas.
+ * compiled, and each valid instance is walked token by token: the set of tokens that may come next
+ * is made before each. A new grammar has nothing kept. With GBNF that grammar stands for all
+ * schemas.
  *
  * Prints one line of JSON; processor time, since the machine may be busy with other things. The
  * slowest of each are named on standard error.
@@ -101,8 +102,11 @@ static bool walk(struct bench *b, struct grammar *g, const char *text, size_t le
             die(err.text);
         add_time(&b->push, now() - start, "push", b->name);
         good = bytes.len > 0 && taken == bytes.len;
-        if (good != (b->bits[ids[i] / 64] >> ids[i] % 64 & 1))
+        if (good != (b->bits[ids[i] / 64] >> ids[i] % 64 & 1)) {
+            fprintf(stderr, "%s: token %zu (%.*s), %.60s\n", b->name, i, (int)bytes.len, bytes.data,
+                    text);
             die("a set of tokens differs from its bytes");
+        }
     }
     good = good && grammar_place_end(p) != GRAMMAR_OPEN;
     mem_free(ids);
