@@ -234,6 +234,9 @@ typedef struct kvasir_request {
     /* What it stores, and the prefix that it found, make room in memory after all else: as long as
      * such prefixes take at most half of cache_memory_bytes. kvasir_engine_forget ends that. */
     bool pin;
+    /* The answer is a text of it; end and stop tokens may come where it may end. What has no
+     * alternative comes in one step, unless there is top_logprobs. Borrowed for the call. */
+    const kvasir_grammar *grammar;
 } kvasir_request;
 KVASIR_API void kvasir_request_init(kvasir_request *request, size_t struct_size,
                                     size_t sampling_size);
@@ -333,6 +336,9 @@ typedef struct kvasir_engine_stats {
     uint64_t pinned_bytes; /* that pinned prefixes took when they were pinned; part of stored_bytes
                               or of what running requests hold */
     uint64_t expired_tokens; /* of prefixes that were removed because their time was over */
+    /* Of grammars: tokens without an alternative, sets of tokens made, waits of steps for one. */
+    uint64_t forced_tokens, masks, mask_waits;
+    double mask_seconds, mask_wait_seconds;
 } kvasir_engine_stats;
 KVASIR_API void kvasir_engine_get_stats(kvasir_engine *engine, kvasir_engine_stats *stats);
 

@@ -135,6 +135,49 @@ KVASIR_API bool kvasir_stop_finish(kvasir_stop *stop, char *out, size_t *n);
  * none. */
 KVASIR_API const char *kvasir_stop_found(const kvasir_stop *stop);
 
+/* What a text must be: JSON of a schema (draft 2020-12 and what older ones write differently), a
+ * regular expression (ECMA-262, the whole text), or a grammar in llama.cpp's GBNF. Compiled once;
+ * any number of requests and threads may use it. */
+typedef struct kvasir_grammar kvasir_grammar;
+typedef enum kvasir_grammar_kind {
+    KVASIR_GRAMMAR_JSON_SCHEMA,
+    KVASIR_GRAMMAR_REGEX,
+    KVASIR_GRAMMAR_GBNF,
+} kvasir_grammar_kind;
+/* KVASIR_ERR_ARGUMENT: the text is wrong; KVASIR_ERR_UNSUPPORTED: it asks for what cannot be held
+ * while an answer is written, or costs too much. Both say where: a JSON pointer and the keyword, or
+ * line and column. */
+KVASIR_API kvasir_status kvasir_grammar_create(kvasir_grammar_kind kind, const char *text,
+                                               size_t len, kvasir_grammar **out, kvasir_error *err);
+KVASIR_API void kvasir_grammar_destroy(kvasir_grammar *grammar); /* requests that use it keep it */
+/* Bytes on the heap; grows while the grammar is used, up to 32 MiB more than at first. */
+KVASIR_API size_t kvasir_grammar_bytes(const kvasir_grammar *grammar);
+/* *matches: this is a whole text of the grammar. *at: the bytes of it that an answer could begin
+ * with. */
+KVASIR_API kvasir_status kvasir_grammar_match(const kvasir_grammar *grammar, const char *text,
+                                              size_t len, bool *matches, size_t *at,
+                                              kvasir_error *err);
+
+/* Keeps an answer to a grammar that is picked token by token, as a kvasir_engine does for requests
+ * with one:
+ *     while (!complete && !kvasir_guide_pick(guide, sampler, logits, &id, &err) && id is no end)
+ *         kvasir_sampler_accept(sampler, id), kvasir_guide_add(guide, id, &complete, &err) ...
+ * vocab: the number of logits. The tokenizer is borrowed until the guide is destroyed. */
+typedef struct kvasir_guide kvasir_guide;
+struct kvasir_sampler;
+KVASIR_API kvasir_status kvasir_guide_create(const kvasir_tokenizer *tokenizer, uint32_t vocab,
+                                             const kvasir_grammar *grammar, kvasir_guide **out,
+                                             kvasir_error *err);
+KVASIR_API void kvasir_guide_destroy(kvasir_guide *guide);
+/* Picks among the tokens that may come next; end tokens where the text may end. What has no
+ * alternative comes in the tokenizer's tokens and draws no random number. */
+KVASIR_API kvasir_status kvasir_guide_pick(kvasir_guide *guide, struct kvasir_sampler *sampler,
+                                           const float *logits, int32_t *token, kvasir_error *err);
+/* A picked token, other than an end token, is part of the answer. *complete: nothing more may
+ * come. */
+KVASIR_API kvasir_status kvasir_guide_add(kvasir_guide *guide, int32_t token, bool *complete,
+                                          kvasir_error *err);
+
 /* Replaces the chat template; `source` is Jinja, `name` begins its parse errors. Not while another
  * thread uses the tokenizer. */
 KVASIR_API kvasir_status kvasir_tokenizer_set_chat_template(kvasir_tokenizer *tokenizer,

@@ -4,7 +4,7 @@
 # check-layers.sh [ROOT]: checks that the include graph is the one of docs/design.md. Prints
 # file:line of every #include that breaks it.
 #
-#   util 0   quant 1  text 1   files 2  backend 2   cache 3   model 4   engine 5
+#   util 0   quant 1  text 1   files 2  grammar 2  backend 2   cache 3   model 4   engine 5
 #   lab 6    http 6   api 6    server 7   cli 8
 #
 # A folder may include only folders of lower numbers, and of another folder only FOLDER/FOLDER.h.
@@ -23,7 +23,7 @@ cd "$root"
 find src include \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) | sort |
     xargs awk '
     BEGIN {
-        n = split("util 0 quant 1 text 1 files 2 backend 2 cache 3 model 4 engine 5 " \
+        n = split("util 0 quant 1 text 1 files 2 grammar 2 backend 2 cache 3 model 4 engine 5 " \
                   "lab 6 http 6 api 6 server 7 cli 8", w, " ")
         for (i = 1; i < n; i += 2)
             level[w[i]] = w[i + 1]

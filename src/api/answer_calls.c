@@ -293,13 +293,24 @@ static int hex(const char *at, int n) {
     return value;
 }
 
-/* A character of Python's \x, \u, \U, after the backslash; not a surrogate. Returns the bytes
- * written; 0: it is not valid. */
+/* The second half of a surrogate pair, as JSON writes it; -1: there is none. */
+static int low_surrogate(const struct reader *r, const char *at) {
+    int low = r->end - at >= 6 && at[0] == '\\' && at[1] == 'u' ? hex(at + 2, 4) : -1;
+    return low >= 0xdc00 && low < 0xe000 ? low : -1;
+}
+
+/* A character of Python's \x, \u, \U, after the backslash, or a pair of JSON's \u. Returns the
+ * bytes written; 0: it is not valid. */
 static size_t read_code(struct reader *r, char *out) {
     int n = *r->at == 'x' ? 2 : *r->at == 'u' ? 4 : 8;
     if (r->end - r->at <= n)
         return 0;
     int c = n == 8 && (r->at[1] != '0' || r->at[2] != '0') ? -1 : hex(r->at + 1, n);
+    int low = n == 4 && c >= 0xd800 && c < 0xdc00 ? low_surrogate(r, r->at + 5) : -1;
+    if (low >= 0) {
+        c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
+        n += 6;
+    }
     if (c < 0 || c > 0x10ffff || (c >= 0xd800 && c < 0xe000))
         return 0;
     r->at += n + 1;
@@ -445,12 +456,19 @@ static json_t *read_literal(struct reader *r) {
     return value;
 }
 
-/* call:f{..} */
+/* call:f{..}; JSON if the first key is in JSON's quotes */
 static bool read_braces(struct reader *r, json_t *calls) {
     const char *name;
     size_t n;
     if (!take(r, "call:") || !take_until(r, "{", &name, &n))
         return false;
+    struct reader json = {.at = r->at - 1, .end = r->end};
+    skip_space(r);
+    json_t *arguments = at_char(r, "\"") ? take_json(&json) : NULL;
+    if (arguments) {
+        r->at = json.at;
+        return add_call(calls, json_stringn(name, n), arguments);
+    }
     return add_call(calls, json_stringn(name, n), read_members(r, ":", "}"));
 }
 
@@ -542,9 +560,10 @@ size_t answer_calls_read(enum answer_tools tools, const char *text, size_t len, 
 /* The lowest precision that keeps the numbers, so that 0.1 does not become 0.10000000000000001. */
 char *answer_arguments_text(json_t *arguments) {
     for (size_t precision = 15; precision < 17; precision++) {
-        char *text = json_dumps(arguments, JSON_REAL_PRECISION(precision));
+        char *text = json_dumps(arguments, JSON_ENCODE_ANY | JSON_REAL_PRECISION(precision));
         json_t *again = NULL;
-        if (text && json_load_request(text, strlen(text), JSON_ALLOW_NUL, &again, NULL))
+        if (text &&
+            json_load_request(text, strlen(text), JSON_ALLOW_NUL | JSON_DECODE_ANY, &again, NULL))
             again = NULL;
         bool same = json_equal(again, arguments);
         json_decref(again);
@@ -552,5 +571,5 @@ char *answer_arguments_text(json_t *arguments) {
             return text;
         free(text);
     }
-    return json_dumps(arguments, JSON_REAL_PRECISION(17));
+    return json_dumps(arguments, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
 }

@@ -7,6 +7,7 @@
  *                |     CALL    held until its end marker, then read (answer_calls.c)
  *                |     BARE    may a call begin here without a marker? (Llama 3, Qwen2.5)
  *                |     HEADER  of harmony, held until <|message|>
+ *                |     REST    content up to the end
  *                v
  *              segment: text of one kind between markers, without the white space that is
  *                syntax --> fn
@@ -23,7 +24,7 @@
 
 /* ---- state ----------------------------------------------------------------------------------- */
 
-enum state { TEXT, CALL, BARE, HEADER };
+enum state { TEXT, CALL, BARE, HEADER, REST };
 
 enum action {
     OPEN_THINKING,
@@ -44,7 +45,7 @@ struct answer_parser {
     answer_part_fn *fn;
     void *user;
     enum state state;
-    bool failed, ended;
+    bool failed, ended, cut;
     struct text_buf in;
     size_t at;      /* offset in `in`; text before it is decided */
     size_t scanned; /* bytes after at that were looked at */
@@ -53,7 +54,9 @@ struct answer_parser {
     const char *close; /* its end marker; NULL: the next call's beginning */
     bool bare;         /* it began without a marker */
     bool sure, quotes; /* known whether texts are quoted; they are */
-    bool in_quotes, escaped;
+    bool braces;       /* the first one was passed */
+    char in_quotes;    /* the quote that began a text; 0: none did */
+    bool escaped;
     json_t *name; /* harmony's; NULL: in the body */
     /* segment */
     bool thinking;         /* it is reasoning */
@@ -209,16 +212,36 @@ static size_t call_markers(const struct answer_parser *p, struct marker *m) {
     return n;
 }
 
-/* In JSON, markers inside quoted strings are not markers. Other syntaxes between the same markers
- * do not quote (an apostrophe is just text). The first character tells which it is. */
+/* Whether the first character of a call tells that its texts are quoted. */
+static bool begins_quoted(enum answer_tools tools, char c) {
+    switch (tools) {
+    case ANSWER_MISTRAL:
+    case ANSWER_PYTHONIC:
+    case ANSWER_TOOL_CODE:
+        return true;
+    case ANSWER_GEMMA4: /* call:f{"k": JSON: see pass_char */
+    case ANSWER_FUNCTION_GEMMA:
+    case ANSWER_TOOLS_NONE:
+        return false;
+    default:
+        return c == '{' || c == '[';
+    }
+}
+
+static bool is_quote(enum answer_tools tools, char c) {
+    return c == '"' || (c == '\'' && (tools == ANSWER_PYTHONIC || tools == ANSWER_TOOL_CODE));
+}
+
+/* In JSON and Python, markers inside quoted strings are not markers. Other syntaxes between the
+ * same markers do not quote (an apostrophe is just text). The first character tells which it is,
+ * or the first one in braces. */
 static void pass_char(struct answer_parser *p, char c) {
     enum answer_tools tools = p->o.syntax.tools;
     if (!p->sure && !isspace((unsigned char)c)) {
-        p->sure = true;
-        p->quotes =
-            tools == ANSWER_MISTRAL ||
-            ((tools == ANSWER_HERMES || tools == ANSWER_QWEN_CODER || tools == ANSWER_LLAMA3) &&
-             (c == '{' || c == '['));
+        const bool braces = tools == ANSWER_GEMMA4 || tools == ANSWER_FUNCTION_GEMMA;
+        p->quotes = begins_quoted(tools, c) || (p->braces && c == '"');
+        p->sure = !braces || p->braces;
+        p->braces |= braces && c == '{';
     }
     if (!p->quotes)
         return;
@@ -226,10 +249,10 @@ static void pass_char(struct answer_parser *p, char c) {
         p->escaped = false;
     else if (p->in_quotes && c == '\\')
         p->escaped = true;
-    else if (c == '"')
-        p->in_quotes = !p->in_quotes;
-    else if (c == '\n') /* not allowed in a JSON string: the quote was none */
-        p->in_quotes = false;
+    else if (p->in_quotes ? c == p->in_quotes : is_quote(tools, c))
+        p->in_quotes = p->in_quotes ? 0 : c;
+    else if (c == '\n') /* not allowed in a string: the quote was none */
+        p->in_quotes = 0;
 }
 
 /* Continues the search for a marker at p->scanned. NULL: none before p->scanned, where one may
@@ -326,13 +349,15 @@ static void begin_call(struct answer_parser *p, size_t marker, const char *close
     p->state = CALL;
     p->body = p->scanned = marker;
     p->close = close;
-    p->bare = p->sure = p->quotes = p->in_quotes = p->escaped = false;
+    p->bare = p->sure = p->quotes = p->braces = p->escaped = false;
+    p->in_quotes = 0;
 }
 
 static void continue_text(struct answer_parser *p) {
     enum answer_tools tools = p->o.syntax.tools;
     bool bare = tools == ANSWER_LLAMA3 || tools == ANSWER_HERMES;
-    p->state = bare && p->o.tools && !p->thinking && !p->begun ? BARE : TEXT;
+    bare = bare && p->o.tools && !p->o.body && !p->thinking && !p->begun;
+    p->state = bare ? BARE : TEXT;
 }
 
 /* The call's text ends at offset `end` from at, where a marker of `marker` bytes ends it. */
@@ -344,11 +369,13 @@ static void close_call(struct answer_parser *p, size_t end, size_t marker, bool 
     enum answer_tools syntax = p->bare ? ANSWER_LLAMA3 : p->o.syntax.tools;
     size_t used = p->name ? read_named(p, body, len, &calls)
                           : answer_calls_read(syntax, body, len, closed, p->o.schema, &calls);
-    p->in_quotes = false;
+    const bool half = p->cut && !closed && (p->o.forced || !p->bare);
+    p->in_quotes = 0;
     p->state = TEXT;
     if (!calls) { /* as it was written */
         n = end + marker;
-        give_text(p, undecided(p), n);
+        if (!half)
+            give_text(p, undecided(p), n);
         consume(p, n);
     } else {
         ASSERT(used <= len);
@@ -357,7 +384,8 @@ static void close_call(struct answer_parser *p, size_t end, size_t marker, bool 
         json_decref(calls);
         p->call_in_reason |= p->thinking;
         p->thinking = false;
-        give_text(p, body + used, len - used);
+        if (!half || !p->o.forced)
+            give_text(p, body + used, len - used);
         consume(p, end + marker);
         continue_text(p);
     }
@@ -426,10 +454,35 @@ static void act(struct answer_parser *p, const struct marker *m) {
     }
 }
 
+/* Of an answer that follows a grammar: whether its body begins here, behind white space. */
+static bool begins_body(const struct answer_parser *p, const struct marker *m, size_t n) {
+    const char *text = undecided(p);
+    size_t len = undecided_len(p), i = 0;
+    while (i < len && isspace((unsigned char)text[i]))
+        i++;
+    for (size_t k = 0; k < n; k++) {
+        size_t size = strlen(m[k].text), left = len - i;
+        if (memcmp(text + i, m[k].text, left < size ? left : size) == 0)
+            return false; /* or may yet become one */
+    }
+    return i < len;
+}
+
+static bool step_rest(struct answer_parser *p) {
+    size_t len = undecided_len(p);
+    give_text(p, undecided(p), len);
+    consume(p, len);
+    return true;
+}
+
 static bool step_text(struct answer_parser *p) {
     struct marker m[MARKERS_MAX];
     size_t n = text_markers(p, m);
     p->scanned = 0;
+    if (p->o.body && !harmony(p) && !p->thinking && begins_body(p, m, n)) {
+        p->state = REST;
+        return true;
+    }
     const struct marker *found = find_marker(p, m, n, SIZE_MAX);
     size_t len = p->scanned;
     give_text(p, undecided(p), len);
@@ -530,6 +583,8 @@ static void open_message(struct answer_parser *p, size_t header) {
     }
     end_segment(p);
     consume(p, all);
+    if (p->o.body && !p->thinking)
+        p->state = REST;
 }
 
 /* Text that is too long for a header, or has no sign of one, is content. In the first case its
@@ -572,6 +627,8 @@ static bool step(struct answer_parser *p) {
         return step_bare(p);
     case HEADER:
         return step_header(p);
+    case REST:
+        return step_rest(p);
     }
     return false;
 }
@@ -609,8 +666,9 @@ bool answer_parser_push(struct answer_parser *p, const char *text, size_t len) {
     return !p->failed;
 }
 
-bool answer_parser_finish(struct answer_parser *p) {
+bool answer_parser_finish(struct answer_parser *p, bool cut) {
     p->ended = true;
+    p->cut = cut;
     while (!p->failed && undecided_len(p) && step(p)) {
     }
     if (p->begun || !p->after_marker)

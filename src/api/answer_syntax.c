@@ -52,8 +52,14 @@ static bool contains(const char *text, size_t len, const char *part) {
     return false;
 }
 
-/* A control token: it has a name, which is left out of plain text. */
-static bool is_control(const kvasir_tokenizer *t, int32_t id) {
+bool answer_template_has(const kvasir_tokenizer *tokenizer, const char *text) {
+    size_t len;
+    const char *template = kvasir_chat_template(tokenizer, &len);
+    return template && contains(template, len, text);
+}
+
+/* It has a name, which is left out of plain text. */
+bool answer_is_control(const kvasir_tokenizer *t, int32_t id) {
     char *shown, *hidden;
     size_t n_shown, n_hidden;
     if (kvasir_detokenize(t, &id, 1, 0, &shown, &n_shown, NULL))
@@ -132,7 +138,7 @@ static bool add_shown(const kvasir_tokenizer *t, const char *text, int32_t *ids,
     if (kvasir_tokenize(t, text, strlen(text), KVASIR_TOKENIZE_PARSE_SPECIAL, &made, &n_made, &err))
         return err.code != KVASIR_ERR_MEMORY; /* without a tokenizer there is no text at all */
     for (size_t i = 0; i < n_made && *n < SHOWN_MAX; i++)
-        if (is_control(t, made[i]))
+        if (answer_is_control(t, made[i]))
             ids[(*n)++] = made[i];
     kvasir_free(made);
     return true;
@@ -185,6 +191,13 @@ kvasir_status answer_tokenize_prompt(const struct answer_syntax *syntax,
 static bool ends_with(const char *text, size_t len, const char *end) {
     size_t n = strlen(end);
     return len >= n && memcmp(text + len - n, end, n) == 0;
+}
+
+bool answer_may_reason(const struct answer_syntax *syntax, const char *prompt, size_t len) {
+    while (len && strchr(" \n\r\t", prompt[len - 1]) && prompt[len - 1])
+        len--;
+    return syntax->think_open &&
+           !(syntax->think_close && ends_with(prompt, len, syntax->think_close));
 }
 
 enum answer_start answer_start_of(const struct answer_syntax *syntax, const char *prompt,

@@ -13,6 +13,7 @@
  *             nothing. Text that may become a marker is held back.
  *   ANSWER-3  What cannot be read as calls stays text exactly as written, with its markers:
  *             content, or reasoning if it is inside reasoning. Function names are not checked.
+ *             Only the beginning of a call that the answer's length cut off is dropped.
  *   ANSWER-4  Arguments are always the JSON text of an object.
  *   ANSWER-5  Time is linear in the text. Memory is at most that of the text (a call's text and
  *             white space are held until it is known what they are).
@@ -56,6 +57,9 @@ struct answer_syntax {
 /* By the markers in the chat template, or else by the vocabulary. */
 struct answer_syntax answer_syntax_of(const kvasir_tokenizer *tokenizer);
 
+bool answer_template_has(const kvasir_tokenizer *tokenizer, const char *text);
+bool answer_is_control(const kvasir_tokenizer *tokenizer, int32_t id);
+
 /* Control tokens that must be visible in the answer's text (kvasir_request.shown_tokens): those of
  * reasoning, and of calls if tools are shown. *ids: free(). False: out of memory. */
 bool answer_shown_tokens(const struct answer_syntax *syntax, bool tools,
@@ -78,6 +82,9 @@ enum answer_start {
 };
 enum answer_start answer_start_of(const struct answer_syntax *syntax, const char *prompt,
                                   size_t len);
+
+/* Whether the answer may begin with reasoning that the prompt has neither opened nor closed. */
+bool answer_may_reason(const struct answer_syntax *syntax, const char *prompt, size_t len);
 
 /* ---- text to parts --------------------------------------------------------------------------- */
 
@@ -102,6 +109,9 @@ struct answer_options {
     enum answer_start start;
     bool tools;     /* the model was shown tools; otherwise calls are plain text */
     bool single;    /* drop calls after the first ("parallel_tool_calls": false) */
+    bool body;      /* after reasoning, what begins with no marker is content to its end, whatever
+                       it contains: the answer follows a grammar */
+    bool forced;    /* the answer is made of calls, by its grammar */
     json_t *schema; /* the request's tools, for syntaxes without types; may be NULL */
     uint64_t seed;  /* for the ids of calls (answer_seed) */
 };
@@ -116,8 +126,9 @@ struct answer_parser *answer_parser_create(const struct answer_options *options,
 void answer_parser_destroy(struct answer_parser *p);
 /* False: out of memory, or fn gave up; the answer ends here. */
 bool answer_parser_push(struct answer_parser *p, const char *text, size_t len);
-/* The answer is complete: gives what was held back. Nothing may be pushed after this. */
-bool answer_parser_finish(struct answer_parser *p);
+/* The answer is complete: gives what was held back. Nothing may be pushed after this. cut: it was
+ * ended by its length, and a call that had a marker and no end is dropped. */
+bool answer_parser_finish(struct answer_parser *p, bool cut);
 /* Number of calls so far; finish_reason is "tool_calls" if there are any. */
 uint32_t answer_parser_calls(const struct answer_parser *p);
 
@@ -129,7 +140,7 @@ uint32_t answer_parser_calls(const struct answer_parser *p);
  * after the last call. */
 size_t answer_calls_read(enum answer_tools tools, const char *text, size_t len, bool closed,
                          json_t *schema, json_t **calls);
-/* The JSON text of arguments; free(). NULL: out of memory. */
+/* The JSON text of arguments, or of a schema; free(). NULL: out of memory. */
 char *answer_arguments_text(json_t *arguments);
 
 #endif

@@ -8,6 +8,8 @@
  *     tool_result                     a message of the role tool; with "Error: " if is_error
  *     a last assistant message        continue_final_message
  *     tools, stop_sequences           tools, stop
+ *     tool_choice any, tool           tool_choice "required", a function
+ *     output_config.format            response_format
  *     thinking.type                   chat_template_kwargs.enable_thinking; budgets are ignored
  *     output_config.effort            reasoning_effort
  *
@@ -218,7 +220,7 @@ static bool read_tool(json_t *tool, const char *at, json_t *out, struct api_erro
     if (!json_is_object(tool))
         return api_wrong_type(err, at, tool, "an object");
     json_t *type = api_get(tool, "type"), *about = api_get(tool, "description"),
-           *schema = api_get(tool, "input_schema"), *name;
+           *schema = api_get(tool, "input_schema"), *strict = api_get(tool, "strict"), *name;
     const char *kind = "custom";
     if (type && !api_word(type, api_member(at, "type").text, &kind, err))
         return false;
@@ -231,9 +233,11 @@ static bool read_tool(json_t *tool, const char *at, json_t *out, struct api_erro
         return api_wrong_type(err, api_member(at, "description").text, about, "a string");
     if (!json_is_object(schema))
         return api_wrong_type(err, api_member(at, "input_schema").text, schema, "an object");
-    json_t *function =
-        json_pack("{s:O, s:o, s:O}", "name", name, "description",
-                  about ? json_incref(about) : json_string(""), "parameters", schema);
+    if (strict && !json_is_boolean(strict))
+        return api_wrong_type(err, api_member(at, "strict").text, strict, "true or false");
+    json_t *function = json_pack("{s:O, s:o, s:O, s:O*}", "name", name, "description",
+                                 about ? json_incref(about) : json_string(""), "parameters", schema,
+                                 "strict", strict);
     return json_array_append_new(
                out, json_pack("{s:s, s:o}", "type", "function", "function", function)) == 0 ||
            api_no_memory(err);
@@ -262,16 +266,20 @@ static bool read_tool_choice(json_t *body, json_t *out, struct api_error *err) {
     const char *type = api_type_of(choice, "tool_choice", err);
     if (!type)
         return false;
-    if (strcmp(type, "auto") != 0 && strcmp(type, "none") != 0)
+    const bool named = strcmp(type, "tool") == 0, any = strcmp(type, "any") == 0;
+    if (!named && !any && strcmp(type, "auto") != 0 && strcmp(type, "none") != 0)
         return api_refuse(err, "tool_choice.type",
-                          "\"%.40s\" is neither \"none\" nor \"auto\": a tool call cannot be "
-                          "forced",
-                          type);
+                          "\"%.40s\" is not \"auto\", \"any\", \"tool\" or \"none\"", type);
+    json_t *name = named ? api_string_of(choice, "tool_choice", "name", err) : NULL;
+    if (named && !name)
+        return false;
     json_t *single = api_get(choice, "disable_parallel_tool_use");
     if (single && !json_is_boolean(single))
         return api_wrong_type(err, "tool_choice.disable_parallel_tool_use", single,
                               "true or false");
-    if (json_object_set_new(out, "tool_choice", json_string(type)) != 0 ||
+    json_t *made = named ? json_pack("{s:s, s:{s:O}}", "type", "function", "function", "name", name)
+                         : json_string(any ? "required" : type);
+    if (json_object_set_new(out, "tool_choice", made) != 0 ||
         (single &&
          json_object_set_new(out, "parallel_tool_calls", json_boolean(!json_is_true(single))) != 0))
         return api_no_memory(err);
@@ -281,7 +289,7 @@ static bool read_tool_choice(json_t *body, json_t *out, struct api_error *err) {
 /* ---- other fields ---------------------------------------------------------------------------- */
 
 /* Not supported, unless empty. */
-static const char *const NOT_SUPPORTED[] = {"container", "mcp_servers", "output_format"};
+static const char *const NOT_SUPPORTED[] = {"container", "mcp_servers"};
 
 /* Edits of the prompt: only dropping older reasoning is accepted, which templates do anyway. */
 static bool check_edits(json_t *body, struct api_error *err) {
@@ -347,6 +355,32 @@ static bool read_kwargs(json_t *body, json_t *out, struct api_error *err) {
     return good;
 }
 
+/* {"type": "json_schema", "schema": {..}}, at output_config.format and before at output_format */
+static bool read_format(json_t *format, const char *at, json_t *out, struct api_error *err) {
+    const char *type = api_type_of(format, at, err);
+    if (!type)
+        return false;
+    if (strcmp(type, "json_schema") != 0)
+        return api_refuse(err, api_member(at, "type").text,
+                          "\"%.40s\" is not supported, only json_schema is", type);
+    json_t *schema = api_get(format, "schema");
+    if (!json_is_object(schema))
+        return api_wrong_type(err, api_member(at, "schema").text, schema, "an object");
+    return json_object_set_new(out, "response_format",
+                               json_pack("{s:s, s:{s:O}}", "type", "json_schema", "json_schema",
+                                         "schema", schema)) == 0 ||
+           api_no_memory(err);
+}
+
+static bool read_formats(json_t *body, json_t *out, struct api_error *err) {
+    json_t *format = api_get(api_get(body, "output_config"), "format"),
+           *older = api_get(body, "output_format");
+    if (format && older)
+        return api_refuse(err, "output_format", "cannot be combined with \"output_config.format\"");
+    return (!format || read_format(format, "output_config.format", out, err)) &&
+           (!older || read_format(older, "output_format", out, err));
+}
+
 /* {"effort": "low"}; templates know low, medium and high */
 static bool read_output_config(json_t *body, json_t *out, struct api_error *err) {
     static const char *const EFFORTS[][2] = {
@@ -357,8 +391,6 @@ static bool read_output_config(json_t *body, json_t *out, struct api_error *err)
         return true;
     if (!json_is_object(config))
         return api_wrong_type(err, "output_config", config, "an object");
-    if (api_get(config, "format"))
-        return api_refuse(err, "output_config.format", "is not supported");
     if (!api_get(config, "effort"))
         return true;
     if (!api_word(api_get(config, "effort"), "output_config.effort", &effort, err))
@@ -399,15 +431,9 @@ static bool copy_fields(json_t *body, bool count, json_t *out, struct api_error 
 }
 
 enum api_want anthropic_wants(const char *name, size_t len, const char **known) {
-    static const char *const NAMES[] = {"system",
-                                        "messages",
-                                        "tools",
-                                        "tool_choice",
-                                        "context_management",
-                                        "thinking",
-                                        "output_config",
-                                        "chat_template_kwargs",
-                                        NULL};
+    static const char *const NAMES[] = {
+        "system",   "messages",      "tools",         "tool_choice",          "context_management",
+        "thinking", "output_config", "output_format", "chat_template_kwargs", NULL};
     for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++)
         if (json_name_is(name, len, *known = FIELDS[i].theirs))
             return API_TREE;
@@ -426,12 +452,27 @@ json_t *anthropic_translate(json_t *body, bool count, struct api_error *err) {
     good = good && check_supported(body, err) && copy_fields(body, count, out, err) &&
            read_tools(body, out, err) && read_tool_choice(body, out, err) &&
            read_kwargs(body, out, err) && read_output_config(body, out, err) &&
-           read_chat(&chat, body, out);
+           read_formats(body, out, err) && read_chat(&chat, body, out);
     api_chat_free(&chat);
     if (good)
         return out;
     json_decref(out);
     return NULL;
+}
+
+/* Errors of what the answer must be: the path of a schema, of a tool's, of a tool's name. */
+static void rename_constraint(json_t *body, struct api_error *err) {
+    static const char SCHEMA[] = "response_format.json_schema";
+    const bool older = api_get(body, "output_format") != NULL;
+    (void)api_rename(err, SCHEMA, older ? "output_format" : "output_config.format");
+    (void)api_rename(err, "tool_choice.function", "tool_choice");
+    for (size_t i = 0; i < json_array_size(api_get(body, "tools")); i++) {
+        const struct api_path ours = api_item("tools", i),
+                              theirs = api_member(ours.text, "input_schema");
+        const struct api_path function = api_member(ours.text, "function");
+        (void)api_rename(err, api_member(function.text, "parameters").text, theirs.text);
+        (void)api_rename(err, function.text, ours.text);
+    }
 }
 
 /* Errors of openai_read, by Anthropic's names. */
@@ -442,6 +483,7 @@ static void rename_error(json_t *body, json_t *translated, struct api_error *err
         if (api_rename(err, FIELDS[i].openai, FIELDS[i].theirs))
             return;
     api_rename(err, api_item("messages", last).text, api_item("messages", theirs).text);
+    rename_constraint(body, err);
 }
 
 static bool read_body(const struct api_setup *setup, const struct api_body *body, bool count,

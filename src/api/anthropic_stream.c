@@ -58,7 +58,7 @@ static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *o
     if (!answer_parser_push(s->parser, e->text, e->len))
         return false;
     return e->kind != KVASIR_EVENT_DONE ||
-           (answer_parser_finish(s->parser) &&
+           (answer_parser_finish(s->parser, e->finish == KVASIR_FINISH_LENGTH) &&
             anthropic_stream_finish(&s->events, e->finish, e->stop, &usage));
 }
 

@@ -35,6 +35,8 @@ void api_request_free(struct api_request *r) {
     free(r->logit_bias);
     json_decref(r->echo);
     json_decref(r->input);
+    text_free(&r->constraint.grammar);
+    kept_grammar_release(r->grammar);
     json_decref(r->kept);
     *r = (struct api_request){0};
 }

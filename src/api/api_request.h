@@ -8,6 +8,8 @@
 
 #include "api/answer_syntax.h"
 #include "api/api_error.h"
+#include "api/constraint.h"
+#include "api/grammar_cache.h"
 
 enum api_kind { API_CHAT, API_COMPLETIONS };
 
@@ -34,6 +36,7 @@ struct api_setup {
     uint32_t max_tokens;  /* default of requests; 0: as many as fit */
     kvasir_sampling sampling;                /* likewise */
     const kvasir_text_limits *limits;        /* of work on texts; NULL: none */
+    struct grammar_cache *grammars;          /* NULL: grammars are written, and not compiled */
     bool all_control;                        /* default of "control_tokens": "all" */
     bool stream;                             /* "stream": true is allowed */
     const struct responses_store *responses; /* NULL: none are kept */
@@ -54,13 +57,15 @@ struct api_request {
     /* Of a chat: how its answers are parsed, without the seed. All is content if the setup has no
      * syntax. */
     struct answer_options answer;
-    bool default_length;   /* max_tokens is the setup's, and may become 0 (api_submit) */
-    int32_t *ids;          /* the prompt: token ids of the body, or */
-    int32_t *tokenized;    /* of the tokenizer; kvasir_free */
-    const char **stops;    /* [engine.n_stops] */
-    int32_t *stop_tokens;  /* [engine.n_stop_tokens] */
-    int32_t *shown_tokens; /* [engine.n_shown_tokens] */
-    int32_t *xtc_special;  /* kvasir_free */
+    struct constraint constraint; /* what the answers must be */
+    struct kept_grammar *grammar; /* likewise, compiled; NULL: any */
+    bool default_length;          /* max_tokens is the setup's, and may become 0 (api_submit) */
+    int32_t *ids;                 /* the prompt: token ids of the body, or */
+    int32_t *tokenized;           /* of the tokenizer; kvasir_free */
+    const char **stops;           /* [engine.n_stops] */
+    int32_t *stop_tokens;         /* [engine.n_stop_tokens] */
+    int32_t *shown_tokens;        /* [engine.n_shown_tokens] */
+    int32_t *xtc_special;         /* kvasir_free */
     kvasir_logit_bias *logit_bias;
     /* Of /v1/responses: members of the answer that repeat the request's, and the new items. */
     json_t *echo, *input;

@@ -207,7 +207,8 @@ static bool parse_message(const struct api_answer *a, const char *id, uint32_t i
     const struct api_choice *c = &a->choices[i];
     struct answer_parser *p = api_answer_parser(a->request, id, i, take_part, m);
     m->calls = json_array();
-    bool good = p && m->calls && answer_parser_push(p, c->text, c->len) && answer_parser_finish(p);
+    bool good = p && m->calls && answer_parser_push(p, c->text, c->len) &&
+                answer_parser_finish(p, c->finish == KVASIR_FINISH_LENGTH);
     answer_parser_destroy(p);
     return good;
 }

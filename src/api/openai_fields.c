@@ -52,13 +52,12 @@ static const struct {
     {"bad_words", "[]"},
     {"allowed_token_ids", NULL},
     {"logits_processors", NULL},
-    {"structured_outputs", NULL},
-    {"guided_json", NULL},
-    {"guided_regex", NULL},
-    {"guided_choice", NULL},
-    {"guided_grammar", NULL},
-    {"grammar", NULL},
-    {"json_schema", NULL},
+    {"structural_tag", NULL},
+    {"guided_whitespace_pattern", NULL},
+    {"guided_decoding_disable_any_whitespace", "false"},
+    {"guided_decoding_disable_additional_properties", "false"},
+    {"grammar_lazy", "false"},
+    {"grammar_triggers", "[]"},
 };
 
 static bool is_harmless(json_t *value, const char *harmless) {
@@ -78,13 +77,6 @@ static bool check_supported(const struct api_setup *setup, json_t *body, struct 
                                      harmless)
                         : api_refuse(err, NOT_SUPPORTED[i].name, "is not supported");
     }
-    json_t *choice = api_get(body, "tool_choice");
-    const char *word = json_string_value(choice);
-    if (choice && (!word || (strcmp(word, "none") != 0 && strcmp(word, "auto") != 0)))
-        return api_refuse(err, "tool_choice",
-                          "must be \"none\" or \"auto\": a tool call cannot be forced");
-    if (choice && !api_word(choice, "tool_choice", &word, err))
-        return false;
     if (!setup->prompt_cache && api_get(body, "prompt_cache"))
         return api_refuse(err, "prompt_cache", "is not supported by this server");
     return true;
@@ -209,25 +201,6 @@ static bool read_limits(const struct api_setup *setup, json_t *body, struct api_
     r->engine.max_tokens = (uint32_t)tokens;
     r->engine.n = (uint32_t)n;
     return api_flag(body, "ignore_eos", &r->engine.ignore_end, err);
-}
-
-static bool read_format(json_t *body, struct api_request *r, struct api_error *err) {
-    json_t *format = api_get(body, "response_format");
-    if (!format)
-        return true;
-    if (!json_is_object(format))
-        return api_wrong_type(err, "response_format", format, "an object");
-    const char *word;
-    if (!api_text(r->kept, "response_format.type", api_get(format, "type"), &word, err))
-        return false;
-    r->engine.json_object = strcmp(word, "json_object") == 0;
-    if (!r->engine.json_object && strcmp(word, "text") != 0)
-        return api_refuse(err, "response_format.type",
-                          "\"%.40s\" is not supported, use \"text\" or \"json_object\"", word);
-    if (r->engine.json_object && r->engine.ignore_end)
-        return api_refuse(err, "ignore_eos",
-                          "cannot be combined with a response_format of type \"json_object\"");
-    return true;
 }
 
 static bool read_stop(struct api_request *r, const char *path, json_t *value,
@@ -405,7 +378,7 @@ bool openai_read_fields(const struct api_setup *setup, struct api_body *from, st
            read_control(setup, body, r, err) &&
            optional_text(r, body, "prompt_cache", &r->prompt_cache, err) &&
            read_continues(body, r, err) && read_stream(setup, body, r, err) &&
-           read_limits(setup, body, r, err) && read_format(body, r, err) &&
+           read_limits(setup, body, r, err) && openai_read_constraint(body, r, err) &&
            read_sampling(setup, body, r, err) && read_stops(from, r, err) &&
            read_logprobs(body, r, err);
 }
@@ -413,7 +386,7 @@ bool openai_read_fields(const struct api_setup *setup, struct api_body *from, st
 /* ---- names ----------------------------------------------------------------------------------- */
 
 /* Every name that is read above, or in openai_chat.c and openai_tools.c (CHAT): others never become
- * trees. Names in NOT_SUPPORTED and REALS need not be here. */
+ * trees. Names in NOT_SUPPORTED and REALS need not be here, nor those of openai_constraint.c. */
 static const char *const ALL[] = {"model",
                                   "cache_salt",
                                   "cache",
@@ -427,7 +400,6 @@ static const char *const ALL[] = {"model",
                                   "max_completion_tokens",
                                   "n",
                                   "ignore_eos",
-                                  "response_format",
                                   "top_k",
                                   "seed",
                                   "repetition_context_size",
@@ -462,5 +434,7 @@ enum api_want openai_wants(enum api_kind api, const char *name, size_t len, cons
     for (size_t i = 0; i < sizeof REALS / sizeof *REALS; i++)
         if (json_name_is(name, len, *known = REALS[i].name))
             return API_TREE;
+    if (openai_wants_constraint(name, len, known))
+        return API_TREE;
     return api_want_of(lists, sizeof lists / sizeof *lists, name, len, known);
 }

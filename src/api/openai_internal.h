@@ -19,6 +19,14 @@ bool openai_read_fields(const struct api_setup *setup, struct api_body *body, st
                         struct api_error *err);
 enum api_want openai_wants(enum api_kind api, const char *name, size_t len, const char **known);
 
+/* openai_constraint.c: what the answer must be, into r->constraint, once the fields before are
+ * read; and the names of the fields that say so. */
+bool openai_read_constraint(json_t *body, struct api_request *r, struct api_error *err);
+bool openai_wants_constraint(const char *name, size_t len, const char **known);
+/* The body's "tool_choice" of these tools, which are good. *none: they are not to be called. */
+bool openai_read_choice(json_t *body, json_t *tools, struct api_request *r, bool *none,
+                        struct api_error *err);
+
 /* openai_chat.c: where the text of a chat begins and ends. */
 struct openai_chat_shape {
     bool begins_answer; /* ends with what begins an answer ("add_generation_prompt") */

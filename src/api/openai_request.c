@@ -73,7 +73,11 @@ static bool read_prompt(const struct api_setup *setup, struct api_body *body, st
 /* How the answer to this prompt is parsed. */
 static bool set_answer(const struct api_setup *setup, const char *prompt, size_t len,
                        struct api_request *r, struct api_error *err) {
-    if (!setup->syntax || r->engine.json_object) /* a JSON object has no markers: all is content */
+    if (!constraint_apply(setup, prompt, len, r, err))
+        return false;
+    /* a text that is asked for and nothing else has no markers: all is content */
+    if (!setup->syntax || r->engine.json_object ||
+        (r->constraint.kind && !r->answer.body && r->constraint.calls != CALLS_FORCED))
         return true;
     r->answer.syntax = *setup->syntax;
     r->answer.start = answer_start_of(setup->syntax, prompt, len);
@@ -121,8 +125,10 @@ bool openai_read(const struct api_setup *setup, enum api_kind api, struct api_bo
     bool good = r.kept || api_no_memory(err);
     good = good && openai_read_fields(setup, body, &r, err);
     if (good)
-        good = api == API_CHAT ? read_chat(setup, body->members, &r, err)
-                               : read_prompt(setup, body, &r, err);
+        good = api == API_CHAT
+                   ? read_chat(setup, body->members, &r, err)
+                   : read_prompt(setup, body, &r, err) && constraint_apply_plain(&r, err);
+    good = good && constraint_compile(setup, &r, err);
     if (good)
         *out = r;
     else

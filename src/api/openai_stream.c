@@ -133,7 +133,8 @@ static bool add_text(struct openai_stream *s, struct chunk_choice *c, const kvas
         c->offset += ((unsigned char)e->text[i] & 0xc0) != 0x80;
     if (good && c->parser)
         good = answer_parser_push(c->parser, e->text, e->len) &&
-               (e->kind != KVASIR_EVENT_DONE || answer_parser_finish(c->parser));
+               (e->kind != KVASIR_EVENT_DONE ||
+                answer_parser_finish(c->parser, e->finish == KVASIR_FINISH_LENGTH));
     else if (good && e->len)
         good = add_choice(s, c, content_json(s, e->text, e->len), NULL);
     if (good && s->logprobs) /* its text comes later */

@@ -2,10 +2,11 @@
 /* openai_tools.c: tools of a body, and calls of its messages.
  *
  * The model is shown the tools unless "tool_choice" is "none". Calls in the answer are found by
- * answer_parser.c. A tool call cannot be forced (openai_fields.c refuses that).
+ * answer_parser.c. Whether calls are forced, or follow their tools' schemas: openai_constraint.c.
  * "parallel_tool_calls": false keeps the first call of an answer.
  */
 #include "api/openai_internal.h"
+#include "api/tool_grammar.h"
 #include "util/json.h"
 
 #include <stdio.h>
@@ -13,7 +14,7 @@
 
 /* ---- tools ----------------------------------------------------------------------------------- */
 
-enum { TOOLS_MAX = 128, NAME_MAX_BYTES = 64 }; /* OpenAI's */
+enum { NAME_MAX_BYTES = 64 }; /* OpenAI's */
 
 static bool check_name(const char *path, json_t *name, struct api_error *err) {
     static const char CHARS[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-";
@@ -48,7 +49,10 @@ static bool check_tool(json_t *tool, size_t i, struct api_error *err) {
     if (!check_name(path.text, api_get(function, "name"), err))
         return false;
     json_t *description = api_get(function, "description"),
-           *parameters = api_get(function, "parameters");
+           *parameters = api_get(function, "parameters"), *strict = api_get(function, "strict");
+    snprintf(path.text, sizeof path.text, "tools[%zu].function.strict", i);
+    if (strict && !json_is_boolean(strict))
+        return api_wrong_type(err, path.text, strict, "true or false");
     snprintf(path.text, sizeof path.text, "tools[%zu].function.description", i);
     if (description && !json_is_string(description))
         return api_wrong_type(err, path.text, description, "a string");
@@ -59,9 +63,8 @@ static bool check_tool(json_t *tool, size_t i, struct api_error *err) {
 
 bool openai_read_tools(json_t *body, struct api_request *r, json_t **shown, struct api_error *err) {
     json_t *tools = api_get(body, "tools");
-    const char *choice = json_string_value(api_get(body, "tool_choice"));
     size_t n = json_array_size(tools);
-    bool parallel = true;
+    bool parallel = true, none;
     *shown = NULL;
     if (!api_flag(body, "parallel_tool_calls", &parallel, err))
         return false;
@@ -72,7 +75,9 @@ bool openai_read_tools(json_t *body, struct api_request *r, json_t **shown, stru
     for (size_t i = 0; i < n; i++)
         if (!check_tool(json_array_get(tools, i), i, err))
             return false;
-    if (n == 0 || (choice && strcmp(choice, "none") == 0))
+    if (!openai_read_choice(body, tools, r, &none, err))
+        return false;
+    if (n == 0 || none)
         return true;
     if (json_array_append(r->kept, tools) != 0)
         return api_no_memory(err);

@@ -23,7 +23,7 @@ static json_t *answer_body(const struct api_answer *a, const struct protocol_con
             ? api_answer_parser(a->request, c->id, 0, responses_output_part, &output)
             : NULL;
     if (parser && answer_parser_push(parser, choice->text, choice->len) &&
-        answer_parser_finish(parser))
+        answer_parser_finish(parser, choice->finish == KVASIR_FINISH_LENGTH))
         body = responses_output_finish(&output, choice->finish, &usage);
     answer_parser_destroy(parser);
     responses_output_free(&output);
@@ -64,7 +64,7 @@ static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *o
     if (e->kind != KVASIR_EVENT_DONE)
         return true;
     const struct responses_usage usage = {e->prompt_tokens, e->cached_tokens, s->completion_tokens};
-    json_t *response = answer_parser_finish(s->parser)
+    json_t *response = answer_parser_finish(s->parser, e->finish == KVASIR_FINISH_LENGTH)
                            ? responses_output_finish(&s->output, e->finish, &usage)
                            : NULL;
     json_decref(response);

@@ -102,6 +102,7 @@ struct batch {
     kvasir_engine_options options;
     struct api_setup setup;
     struct answer_syntax syntax; /* of the model's answers */
+    struct grammar_cache *grammars;
     kvasir_model *model;
     kvasir_engine *engine;
     struct line_reader in;
@@ -549,6 +550,9 @@ static int open_model(struct batch *b) {
     if (!b->a->quiet)
         print_model_line(&info);
     b->syntax = answer_syntax_of(text);
+    b->grammars = grammar_cache_create(0, 0);
+    if (!b->grammars)
+        return no_memory();
     b->setup = (struct api_setup){.tokenizer = text,
                                   .syntax = &b->syntax,
                                   .variables = b->chat.kwargs,
@@ -558,6 +562,7 @@ static int open_model(struct batch *b) {
                                   .max_choices = b->options.max_running,
                                   .max_tokens = b->a->max_tokens,
                                   .sampling = kvasir_sampling_defaults(),
+                                  .grammars = b->grammars,
                                   .prompt_cache = true};
     return EXIT_GOOD;
 }
@@ -680,6 +685,7 @@ int batch_main(int argc, char **argv) {
         job_free(j);
     }
     close_unused(&b);
+    grammar_cache_destroy(b.grammars);
     kvasir_model_close(b.model);
     chat_free(&b.chat);
     json_decref(b.seen);

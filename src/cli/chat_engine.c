@@ -126,7 +126,7 @@ static int follow(struct engine_source *s, uint64_t id, struct answer_parser *pa
         if (code || interrupted())
             kvasir_engine_cancel(s->engine, id);
     }
-    return code ? code : parsed(s, answer_parser_finish(parser));
+    return code ? code : parsed(s, answer_parser_finish(parser, false));
 }
 
 /* Answers ids, which it frees. */

@@ -35,6 +35,7 @@ struct generate_args {
     struct sampling_args sampling;
     struct text_list stop;
     struct cache_args cache;
+    const char *json_schema, *grammar, *regex; /* at most one */
     bool ignore_eos, json, quiet, convert_cache;
 };
 
@@ -60,6 +61,12 @@ static const struct option OPTIONS[] = {
     SAMPLING_OPTIONS(struct generate_args, sampling),
     {.name = "--stop", .value = "TEXT", .kind = OPTION_TEXTS, ROW(stop),
      .help = "end the answer before this text; may be given several times"},
+    {.name = "--json-schema", .value = "FILE", .kind = OPTION_TEXT, ROW(json_schema),
+     .help = "the answer is JSON of this JSON Schema"},
+    {.name = "--grammar", .value = "FILE", .kind = OPTION_TEXT, ROW(grammar),
+     .help = "the answer is a text of this grammar, in llama.cpp's GBNF"},
+    {.name = "--regex", .value = "EXPR", .kind = OPTION_TEXT, ROW(regex),
+     .help = "the whole answer matches this regular expression"},
     {.name = "--ignore-eos", .kind = OPTION_FLAG, ROW(ignore_eos),
      .help = "do not stop at end tokens"},
     {.name = "--prompt-cache", .value = "FILE", .kind = OPTION_TEXT, ROW(prompt_cache),
@@ -100,6 +107,8 @@ struct run {
     kvasir_sampler *sampler;
     struct sampling sampling;
     kvasir_stop *stop;
+    kvasir_grammar *grammar; /* NULL: any answer */
+    kvasir_guide *guide;
     kvasir_detok *detok; /* NULL: the checkpoint has no tokenizer, so ids are printed */
     float *logits;       /* [vocab] of the newest token */
     int32_t *answer;     /* [answer_n] */
@@ -122,10 +131,48 @@ static int make_stop(struct run *r) {
     return EXIT_GOOD;
 }
 
+static int compile(struct run *r, kvasir_grammar_kind kind, const char *flag, const char *text,
+                   size_t len) {
+    kvasir_error err;
+    if (kvasir_grammar_create(kind, text, len, &r->grammar, &err))
+        return usage_error(&COMMAND, "%s: %s", flag, err.text);
+    return EXIT_GOOD;
+}
+
+/* Compiles what a flag asks of the answer. */
+static int make_grammar(struct run *r) {
+    const struct generate_args *a = r->a;
+    const char *flag = a->json_schema ? "--json-schema"
+                       : a->grammar   ? "--grammar"
+                                      : "--regex",
+               *file = a->json_schema ? a->json_schema : a->grammar;
+    char *text = NULL;
+    size_t len;
+    if (!file && !a->regex)
+        return EXIT_GOOD;
+    if (!!a->json_schema + !!a->grammar + !!a->regex > 1)
+        return usage_error(&COMMAND, "%s: not allowed with %s", flag,
+                           a->regex ? "--regex" : "--grammar");
+    if (a->ignore_eos)
+        return usage_error(&COMMAND, "%s: not allowed with --ignore-eos", flag);
+    if (!file)
+        return compile(r, KVASIR_GRAMMAR_REGEX, flag, a->regex, strlen(a->regex));
+    int code = read_text(&COMMAND, flag, file, &text, &len);
+    char name[256];
+    snprintf(name, sizeof name, "%s: %s", flag, file);
+    if (!code)
+        code = compile(r, a->json_schema ? KVASIR_GRAMMAR_JSON_SCHEMA : KVASIR_GRAMMAR_GBNF, name,
+                       text, len);
+    free(text);
+    return code;
+}
+
 static int prepare(struct run *r) {
     int code = sampling_read(&COMMAND, &r->a->sampling, &r->sampling);
     if (!code)
         code = make_stop(r);
+    if (!code)
+        code = make_grammar(r);
     if (!code)
         code = prompt_read(&COMMAND, &r->a->prompt, &r->prompt);
     catch_interrupt(); /* from here on there is a file to remove on failure */
@@ -146,6 +193,9 @@ static int open_model(struct run *r) {
         return library_error(&COMMAND, &err);
     if (!r->detok && r->a->stop.n)
         return usage_error(&COMMAND, "--stop: this model has no tokenizer to make text with");
+    if (r->grammar && kvasir_guide_create(kvasir_model_tokenizer(r->model), r->info.vocab,
+                                          r->grammar, &r->guide, &err))
+        return library_error(&COMMAND, &err);
     int code = EXIT_GOOD;
     if (r->detok)
         code = sampling_protect(&COMMAND, kvasir_model_tokenizer(r->model), &r->sampling);
@@ -297,23 +347,42 @@ static int show_token(struct run *r, int32_t id) {
     return check_stream(r);
 }
 
+static int pick(struct run *r, int32_t *id) {
+    kvasir_error err;
+    if (!r->guide)
+        *id = kvasir_sampler_pick(r->sampler, r->logits);
+    else if (kvasir_guide_pick(r->guide, r->sampler, r->logits, id, &err))
+        return library_error(&COMMAND, &err);
+    kvasir_sampler_accept(r->sampler, *id);
+    return EXIT_GOOD;
+}
+
+static int add_token(struct run *r, int32_t id, bool *complete) {
+    kvasir_error err;
+    int code = keep_id(r, id);
+    if (!code)
+        code = show_token(r, id);
+    if (!code && r->guide && kvasir_guide_add(r->guide, id, complete, &err))
+        code = library_error(&COMMAND, &err);
+    return code;
+}
+
 static int run_answer(struct run *r) {
     double start = clock_seconds();
     const kvasir_tokenizer *text = kvasir_model_tokenizer(r->model);
-    int code = EXIT_GOOD;
+    bool complete = false;
     r->finish = r->at_limit;
+    int code = EXIT_GOOD;
     while (!code && r->answer_n < r->limit) {
-        int32_t id = kvasir_sampler_pick(r->sampler, r->logits);
-        kvasir_sampler_accept(r->sampler, id);
-        if (interrupted() || (!r->a->ignore_eos && kvasir_token_is_end(text, id))) {
+        int32_t id;
+        code = pick(r, &id);
+        if (code || interrupted() || (!r->a->ignore_eos && kvasir_token_is_end(text, id))) {
             r->finish = interrupted() ? FINISH_INTERRUPTED : FINISH_END;
             break;
         }
-        code = keep_id(r, id);
-        if (!code)
-            code = show_token(r, id);
-        if (r->stream.stopped) {
-            r->finish = FINISH_STOP;
+        code = add_token(r, id, &complete);
+        if (r->stream.stopped || complete) {
+            r->finish = r->stream.stopped ? FINISH_STOP : FINISH_END;
             break;
         }
         if (code || r->answer_n == r->limit)
@@ -468,6 +537,8 @@ int generate_main(int argc, char **argv) {
     free(r.logits);
     kvasir_detok_destroy(r.detok);
     kvasir_stop_destroy(r.stop);
+    kvasir_guide_destroy(r.guide);
+    kvasir_grammar_destroy(r.grammar);
     sampling_free(&r.sampling);
     kvasir_sampler_destroy(r.sampler);
     kvasir_seq_destroy(r.seq);

@@ -14,6 +14,8 @@
  *   engine_api.c  engine_request.c  engine_cache.c  engine_stats.c
  *                  kvasir_engine: its thread and lists; requests, sampling, events; forgetting and
  *                  explaining stored prefixes; figures
+ *   grammar_api.c  guide.c  answer_grammar.c
+ *                  kvasir_grammar; answers that must be texts of one: sets of tokens, forced tokens
  *   prompt_cache.c  prompt_cache_save.c  prompt_cache_checksum.c
  *                  mlx-lm's prompt-cache files to sequences and back
  *   centre.c  centre_file.c
@@ -46,6 +48,10 @@ struct kvasir_tokenizer {
  * not an error. */
 kvasir_status text_create(const struct checkpoint *c, const char *path,
                           struct kvasir_tokenizer **out, kvasir_error *err) MUST_CHECK;
+
+struct kvasir_grammar {
+    struct grammar *grammar; /* grammar/grammar.h */
+};
 
 struct kvasir_model {
     struct model *model;

@@ -277,7 +277,8 @@ static kvasir_status charge_fixed(struct kvasir_engine *e, kvasir_error *err) {
     struct kv_pool *pool = kv_cache_pool(e->ctx->cache);
     const uint32_t vocab = model_config(e->model->model)->vocab;
     const uint64_t bytes = model_run_bytes(e->model->model, o->prefill_chunk, o->logit_rows) +
-                           step_bytes(e->ctx) + sampler_scratch_bytes(vocab) + json_bytes(e, vocab);
+                           step_bytes(e->ctx) + sampler_scratch_bytes(vocab) +
+                           json_bytes(e, vocab) + answer_vocab_bytes(e);
     if (pool_charge(pool, bytes, NULL) != KVASIR_OK)
         return fail_field(err, KVASIR_ERR_BUDGET, "engine.cache_memory_bytes",
                           "a budget of %" PRIu64 " bytes does not hold the buffers for steps of %u "
@@ -358,6 +359,7 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
                           context.cache_bytes, e->fixed_bytes);
     if (!e->rotates && e->fit_tokens < e->ctx->options.ctx)
         settled_fact(&e->ctx->options, KVASIR_FACT_BUDGET_TOKENS, e->fit_tokens, 0, 0, 0);
+    TRY(masks_start(e, err));
     stats_publish(e);
     kvasir_context_get_info(e->ctx, &e->info);
     if (pthread_create(&e->thread, NULL, engine_thread, e) != 0)
@@ -428,6 +430,7 @@ void kvasir_engine_destroy(kvasir_engine *e) {
         pthread_mutex_unlock(&e->mutex);
         pthread_join(e->thread, NULL);
     }
+    masks_stop(e);
     backend_destroy(e->backend);
     destroy_given_tiers(&e->given_tiers);
     kvasir_error changed;
@@ -446,6 +449,7 @@ void kvasir_engine_destroy(kvasir_engine *e) {
     pthread_mutex_destroy(&e->mutex);
     pthread_mutex_destroy(&e->json_mutex);
     json_vocab_destroy(e->json);
+    guide_vocab_deinit(&e->guide_vocab);
     mem_free(e->allowed);
     mem_free(e);
 }

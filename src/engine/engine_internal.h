@@ -7,8 +7,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "engine/guide.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
+
+enum mask_state { MASK_NONE, MASK_WANTED, MASK_READY };
 
 struct choice {
     struct task task; /* owner: this choice */
@@ -21,9 +24,16 @@ struct choice {
     size_t text_cap;
     uint32_t generated;
     struct json_state json; /* the automaton's state after the answer so far, of a json_object */
-    bool stuck;             /* no token of the vocabulary can follow */
+    bool stuck;             /* it cannot go on: failed and why say more, of a grammar */
     bool ended;             /* its DONE event has been sent */
     kvasir_finish finish;
+    /* ---- of a grammar (answer_grammar.c) ---- */
+    struct guide guide;
+    uint64_t *allowed;        /* [token_set_words(vocab)] tokens that may come next */
+    enum mask_state mask;     /* of allowed; guarded by the mask worker's mutex */
+    struct choice *next_mask; /* in its list */
+    kvasir_status failed;
+    kvasir_error why; /* of failed */
 };
 
 struct request {
@@ -54,6 +64,22 @@ struct forget_order {
     char salt[];
 };
 
+/* The thread that makes sets of tokens (answer_grammar.c). */
+struct mask_worker {
+    bool exists, runs;
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t wanted, ready;
+    /* guarded by mutex */
+    struct choice *first; /* whose sets are wanted, the oldest first */
+    bool stop;
+    uint64_t made;
+    double seconds;
+    /* the engine's thread's */
+    uint64_t waits, forced;
+    double wait_seconds;
+};
+
 struct kvasir_engine {
     const struct kvasir_model *model;
     struct kvasir_context *ctx;
@@ -76,12 +102,14 @@ struct kvasir_engine {
     kvasir_context_info info; /* at the start */
     pthread_t thread;
     bool thread_runs;
+    struct mask_worker masks;
     uint64_t finished, cancelled, failed;
     double step_seconds;
     uint64_t step_counts[KVASIR_STEP_COUNTS];
     kvasir_token_logprob top[TOP_LOGPROBS_MAX];
     pthread_mutex_t json_mutex; /* guards json, which the first request that needs it makes */
     struct json_vocab *json;
+    struct guide_vocab guide_vocab; /* likewise, of grammars */
     /* guarded by mutex */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
@@ -114,6 +142,29 @@ double cache_next_expiry(const struct kvasir_engine *e);
 /* Makes the tiers that were given, or those of the options. */
 kvasir_status engine_open_tiers(struct kvasir_engine *e, const kvasir_engine_options *o,
                                 kvasir_error *err) MUST_CHECK;
+
+/* ---- answer_grammar.c: answers of a grammar ---- */
+/* What grammars take of the budget, whether there are any or not. */
+uint64_t answer_vocab_bytes(const struct kvasir_engine *e);
+kvasir_status masks_start(struct kvasir_engine *e, kvasir_error *err) MUST_CHECK;
+void masks_stop(struct kvasir_engine *e); /* after the engine's thread */
+void masks_stats(struct kvasir_engine *e, kvasir_engine_stats *stats);
+/* On the thread that submits: the vocabulary; a choice's guide and set, once it has its sampler. */
+kvasir_status answer_need_vocab(struct request *q, kvasir_error *err) MUST_CHECK;
+kvasir_status answer_init(struct choice *c, const kvasir_grammar *g, kvasir_error *err) MUST_CHECK;
+void answer_deinit(struct choice *c);
+/* On the engine's thread. Has the set for the choice's next token made, if it needs one. */
+void answer_want(struct choice *c);
+/* The choice will be freed. */
+void answer_forget(struct choice *c);
+/* Whether forced tokens are appended without waiting for logits, which nobody wants. */
+static inline bool answer_jumps(const struct choice *c) {
+    return guide_is_forced(&c->guide) && c->request->r.top_logprobs < 0;
+}
+/* Picks the next token. False: there is none (c->stuck). */
+bool answer_pick(struct choice *c, const float *logits, int32_t *token);
+/* The token has been appended. False: the answer is complete, or c->stuck. */
+bool answer_add(struct choice *c, int32_t token);
 
 /* Copies a request and makes all that its choices need, on the thread that submits. A request that
  * could never run is refused. */

@@ -4,7 +4,8 @@
  *
  *     logits row --> sampler --> token --> detokenizer --> stop texts --> on_event
  *                       ^          |
- *                       `-- state of the JSON automaton (json_object)
+ *                       `-- state of the JSON automaton (json_object), place in a grammar
+ *                           (answer_grammar.c)
  *
  * Each choice of a request is a task of the scheduler with its own sampler, detokenizer and stop
  * matcher, and room for all tokens that its answer may have. The submitting thread makes them, so
@@ -161,6 +162,8 @@ static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err
     pthread_mutex_unlock(&e->mutex);
     const kvasir_event event = event_of(c, KVASIR_EVENT_START);
     send(c, &event);
+    for (uint32_t i = 0; i < q->r.n; i++)
+        answer_want(&q->choices[i]);
     return KVASIR_OK;
 }
 
@@ -194,18 +197,11 @@ static bool ends_answer(const struct choice *c, int32_t token) {
     return !r->ignore_end && kvasir_token_is_end(c->request->engine->model->text, token);
 }
 
-static bool host_next(void *user, struct task *t, uint32_t row) {
-    struct kvasir_engine *e = user;
-    struct choice *c = choice_of(t);
+/* Appends a token to the answer. False: it ends there. */
+static bool add_token(struct kvasir_engine *e, struct choice *c, int32_t token) {
+    struct task *t = &c->task;
     const kvasir_request *r = &c->request->r;
     const uint32_t vocab = model_config(e->model->model)->vocab;
-    const float *logits = e->logits;
-    (void)row;
-    if (c->request->json && !allow_json(e, c)) {
-        c->stuck = true;
-        return false;
-    }
-    const int32_t token = kvasir_sampler_pick(c->sampler, logits);
     size_t len;
     c->request->prompt_done = c->request->prompt_tokens;
     kvasir_sampler_accept(c->sampler, token);
@@ -217,7 +213,7 @@ static bool host_next(void *user, struct task *t, uint32_t row) {
     if (r->top_logprobs >= 0) {
         event.n_top = (size_t)r->top_logprobs < vocab ? (size_t)r->top_logprobs : vocab;
         event.top = e->top;
-        sampler_logprobs(logits, vocab, token, (uint32_t)event.n_top, &event.logprob, e->top);
+        sampler_logprobs(e->logits, vocab, token, (uint32_t)event.n_top, &event.logprob, e->top);
     }
     c->finish = KVASIR_FINISH_LENGTH;
     if (ends_answer(c, token)) {
@@ -232,9 +228,32 @@ static bool host_next(void *user, struct task *t, uint32_t row) {
         add_json(c, token);
         open = open && !json_complete(&c->json);
     }
+    if (c->guide.place)
+        open = answer_add(c, token) && open;
     if (!open)
         c->finish = KVASIR_FINISH_STOP;
     return open && t->n_tokens < t->cap;
+}
+
+/* The next token, and those that must follow it. */
+static bool host_next(void *user, struct task *t, uint32_t row) {
+    struct kvasir_engine *e = user;
+    struct choice *c = choice_of(t);
+    bool open;
+    (void)row;
+    if (c->request->json && !allow_json(e, c)) {
+        c->stuck = true;
+        return false;
+    }
+    do {
+        int32_t token;
+        if (!answer_pick(c, e->logits, &token))
+            return false;
+        open = add_token(e, c, token);
+    } while (open && answer_jumps(c));
+    if (open)
+        answer_want(c);
+    return open;
 }
 
 static void host_ended(void *user, struct task *t, enum task_end end, const kvasir_error *error) {
@@ -243,7 +262,12 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     struct request *q = c->request;
     kvasir_error why;
     size_t len = 0;
-    if (c->stuck) {
+    answer_forget(c);
+    if (c->stuck && c->guide.place) {
+        end = END_FAILED;
+        error = &c->why;
+        c->why.field = "request.grammar";
+    } else if (c->stuck) {
         end = END_FAILED;
         (void)!fail_field(&why, KVASIR_ERR_UNSUPPORTED, "request.json_object",
                           "no token of the vocabulary can follow token %u of the answer",
@@ -297,6 +321,7 @@ static void choice_deinit(struct choice *c) {
     kvasir_sampler_destroy(c->sampler);
     kvasir_detok_destroy(c->detok);
     kvasir_stop_destroy(c->stop);
+    answer_deinit(c);
     mem_free(c->text);
     mem_free(c->task.tokens);
 }
@@ -386,6 +411,8 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
                               &c->sampler, err));
     if (q->json)
         sampler_allow(c->sampler, e->allowed);
+    if (r->grammar)
+        TRY(answer_init(c, r->grammar, err));
     for (uint32_t i = 0; i < base; i++) /* accept ignores -1, a token that the file does not name */
         kvasir_sampler_accept(c->sampler, prompt_cache_ids(r->prompt_cache)[i]);
     for (size_t i = 0; i < r->n_tokens; i++)
@@ -466,6 +493,8 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
         status = fail(err, KVASIR_ERR_MEMORY, "request: out of memory");
     if (status == KVASIR_OK && r->json_object)
         status = need_json(e, q, err);
+    if (status == KVASIR_OK && r->grammar)
+        status = answer_need_vocab(q, err);
     for (uint32_t i = 0; i < r->n && status == KVASIR_OK; i++) {
         status = choice_init(&q->choices[i], q, i, base, cap, err);
         if (i)
@@ -481,6 +510,7 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
     q->r.stops = NULL;
     q->r.stop_tokens = NULL;
     q->r.shown_tokens = NULL;
+    q->r.grammar = NULL;
     *out = q;
     return KVASIR_OK;
 }

@@ -70,6 +70,7 @@ void stats_publish(struct kvasir_engine *e) {
     stats.fixed_bytes = e->fixed_bytes + e->tiers_bytes;
     stats.step_seconds = e->step_seconds;
     memcpy(stats.step_counts, e->step_counts, sizeof stats.step_counts);
+    masks_stats(e, &stats);
     pthread_mutex_lock(&e->mutex);
     e->stats = stats; /* without waiting and requests, which get_stats reads itself */
     if (!e->n_formats)

@@ -682,8 +682,10 @@ static void fork_followers(struct sched *s, struct task *t) {
 }
 
 static void take_token(struct sched *s, struct task *t, uint32_t row) {
-    s->stats.generated_tokens++;
-    if (!s->host.next(s->host.user, t, row))
+    const uint32_t before = t->n_tokens;
+    const bool open = s->host.next(s->host.user, t, row);
+    s->stats.generated_tokens += t->n_tokens - before;
+    if (!open)
         finish(s, t, END_COMPLETE, NULL);
 }
 

@@ -99,7 +99,8 @@ struct sched_host {
     kvasir_status (*logits)(void *user, uint32_t row, kvasir_error *err);
     void (*progress)(void *user, struct task *t); /* rows of its prompt have been run */
     /* All of the task's tokens have been run; its logits are those of the step's wanted row `row`.
-     * Picks a token and appends it to tokens, n_tokens. False: the answer is complete. */
+     * Picks a token and appends it to tokens, n_tokens, and more if they must follow: those are run
+     * like a prompt's. False: the answer is complete. */
     bool (*next)(void *user, struct task *t, uint32_t row);
     /* The last call about a task. error: of END_FAILED. */
     void (*ended)(void *user, struct task *t, enum task_end end, const kvasir_error *error);

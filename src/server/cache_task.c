@@ -374,6 +374,7 @@ static bool read_prompt(struct cache_task *t, struct api_error *err) {
     struct api_setup setup = t->server->setup;
     struct api_body body;
     setup.limits = &t->end.limits;
+    setup.grammars = NULL; /* nothing is generated */
     if (!reply_read_body(t->exchange, &setup, wants_prompt, &body, err))
         return false;
     const bool chat = json_object_get(body.members, "messages") != NULL;

@@ -24,6 +24,7 @@
 
 #include <kvasir.h>
 
+#include "api/api.h"
 #include "util/account.h"
 
 int64_t metrics_now_us(void); /* monotonic: the clock of all times below */
@@ -104,6 +105,7 @@ struct server_figures {
     uint32_t connections;                /* open ones */
     uint32_t unread;                     /* requests that wait for a worker to read them */
     struct mem_account_figures requests; /* what they own */
+    struct grammar_figures grammars;
     struct warm_figures warm;            /* prompts 0: there are none */
     uint64_t kept_responses, kept_bytes; /* of /v1/responses */
     const struct tenant_figures

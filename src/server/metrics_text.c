@@ -297,6 +297,33 @@ static void warm(struct metrics_page *p, const struct warm_figures *w) {
     labelled(p, "kvasir_warm_tokens_total", "from", "cache", w->cached_tokens);
 }
 
+static void grammars(struct metrics_page *p, const struct grammar_figures *g) {
+    family(p, "kvasir_grammars_total", "counter",
+           "Grammars of answers (schemas, tools, expressions) that requests asked for, by result.");
+    labelled(p, "kvasir_grammars_total", "result", "compiled", g->compiled);
+    labelled(p, "kvasir_grammars_total", "result", "cached", g->hits);
+    labelled(p, "kvasir_grammars_total", "result", "refused", g->refused);
+    family(p, "kvasir_grammar_compile_seconds_total", "counter",
+           "Time spent in compiling grammars, refused ones included.");
+    real(p, "kvasir_grammar_compile_seconds_total", "", g->seconds);
+    gauge(p, "kvasir_grammars_kept", "", (double)g->entries,
+          "Compiled grammars that are kept for later requests.");
+    gauge(p, "kvasir_grammars_kept_bytes", "", (double)g->bytes, "Memory that they take.");
+}
+
+static void answers_of_grammars(struct metrics_page *p, const kvasir_engine_stats *s) {
+    counter(p, "kvasir_grammar_forced_tokens_total", "", s->forced_tokens,
+            "Tokens of answers that were the only ones their grammar allowed.");
+    counter(p, "kvasir_grammar_masks_total", "", s->masks,
+            "Times that the tokens that a grammar allows next were found, beside a step.");
+    family(p, "kvasir_grammar_mask_seconds_total", "counter", "Time spent on that.");
+    real(p, "kvasir_grammar_mask_seconds_total", "", s->mask_seconds);
+    counter(p, "kvasir_grammar_mask_waits_total", "", s->mask_waits,
+            "Times that the engine waited for them after a step.");
+    family(p, "kvasir_grammar_mask_wait_seconds_total", "counter", "Time of those waits.");
+    real(p, "kvasir_grammar_mask_wait_seconds_total", "", s->mask_wait_seconds);
+}
+
 static void requests_refused(struct metrics_page *p, const struct counts *c) {
     static const char *const REASONS[REFUSAL_KINDS] = {
         [REFUSED_QUEUE] = "queue",   [REFUSED_CONTEXT] = "context", [REFUSED_BUDGET] = "budget",
@@ -401,6 +428,8 @@ char *metrics_text(struct server_metrics *m, const struct server_figures *f, siz
         cache_figures(&p, f);
         tier_figures(&p, f);
         warm(&p, &f->warm);
+        grammars(&p, &f->grammars);
+        answers_of_grammars(&p, &f->engine);
         requests_refused(&p, &c);
         steps(&p, &f->engine);
         process(&p, f);

@@ -86,6 +86,7 @@ static struct server_figures figures(struct server *s) {
                                .connections = http_connections(s->http),
                                .unread = work_pool_waiting(s->work),
                                .requests = mem_account_figures(&s->requests),
+                               .grammars = grammar_cache_figures(s->grammars),
                                .warm = warm_figures(s->warm),
                                .kept_responses = kept.responses,
                                .kept_bytes = kept.bytes};

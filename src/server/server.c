@@ -89,6 +89,7 @@ static void set_up(struct server *s) {
                                   .max_choices = s->options.max_choices,
                                   .max_tokens = s->options.max_tokens,
                                   .sampling = s->options.sampling,
+                                  .grammars = s->grammars,
                                   .stream = true};
     s->started_s = (int64_t)time(NULL);
     s->started_us = metrics_now_us();
@@ -209,7 +210,7 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
     s->model = model;
     s->engine = engine;
     init_locks(s);
-    const bool good = set_up_memory(s);
+    const bool good = set_up_memory(s) && (s->grammars = grammar_cache_create(0, 0)) != NULL;
     set_up(s);
     kvasir_engine_get_context(engine, &info);
     s->setup.ctx = info.ctx;
@@ -296,6 +297,7 @@ void server_destroy(struct server *s) {
     log_destroy(s->log);
     lookups_destroy(s->lookups);
     kept_destroy(s->kept);
+    grammar_cache_destroy(s->grammars);
     metrics_destroy(s->metrics);
     accounts_destroy(s->accounts);
     mem_free(s->proxies);

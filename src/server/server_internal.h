@@ -45,6 +45,7 @@ struct server {
     struct work_pool *work;
     struct lookups *lookups;     /* of recent requests */
     struct kept_responses *kept; /* NULL: none are */
+    struct grammar_cache *grammars;
     uint32_t most_prompt_tokens; /* 0: any number */
     struct warm *warm;           /* NULL: no prompts are put into the cache */
     /* under the mutex */

@@ -93,6 +93,7 @@ static void run(struct work *work) {
     struct api_setup setup = t->server->setup;
     struct api_body body = {0};
     setup.limits = &t->end.limits;
+    setup.grammars = NULL; /* nothing is generated */
     struct charge *before = charge_enter(t->exchange->charge);
     t->err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
     const bool read = !text_ended(&t->end) &&

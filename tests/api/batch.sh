@@ -108,14 +108,16 @@ json_object='"response_format":{"type":"json_object"}'
     echo
     request cut "{\"prompt\":\"Once\",\"max_tokens\":5,\"logit_bias\":{\"128\":-100},$json_object}"
     request schema '{"prompt":"Once","response_format":{"type":"json_schema","json_schema":{}}}'
+    request chosen '{"prompt":"Once","max_tokens":50,"guided_choice":["upon","a time"]}'
     request endless "{\"prompt\":\"Once\",\"ignore_eos\":true,$json_object}"
 } >in
-failing 1 '2 of 4 requests failed' -i in -o object
+failing 1 '2 of 5 requests failed' -i in -o object
 is object ended 'all(type(json.loads(c["text"])) is dict for c in b["choices"])' true
 is object ended '[c["finish_reason"] for c in b["choices"]]' '["stop", "stop", "stop"]'
 is object cut '[c["finish_reason"], b["usage"]["completion_tokens"]]' '["length", 5]'
 is object schema 'r["response"]["status_code"]' 400
-is object schema 'b["error"]["param"]' response_format.type
+is object schema 'b["error"]["param"]' response_format.json_schema.schema
+is object chosen '[c["text"] in ("upon", "a time"), c["finish_reason"]]' '[true, "stop"]'
 is object endless 'b["error"]["param"]' ignore_eos
 
 # ---- no seed: a repeated run gives the same answers; each custom_id has its own ----

@@ -127,6 +127,12 @@ bad '--cpu-tier' --cpu-tier fast
 bad '--act-bits' --act-bits 12
 bad '--top-k: 600' --temp 1 --top-k 600
 bad '--stop: this model has no tokenizer' --stop x
+printf 'root ::= "a" b' >undefined.gbnf
+printf 'root ::= "a"' >a.gbnf
+bad '--grammar: undefined.gbnf: ' --grammar undefined.gbnf
+bad '--grammar: not allowed with --ignore-eos' --grammar a.gbnf --ignore-eos
+bad '--json-schema: not allowed with --grammar' --grammar a.gbnf --json-schema a.gbnf
+expect 1 'the model has no tokenizer' generate -m "$tiny" --tokens $ids --grammar a.gbnf
 expect 2 '--tokens: id 512 is not below the vocabulary size 512' generate -m "$tiny" --tokens 1,512
 expect 1 'no tokenizer' generate -m "$tiny" --raw -p hello
 expect 2 '--system: this model has no chat template' generate -m "$tiny" --system a -p hello

@@ -199,7 +199,8 @@ def bad_requests(server):
         "type": "base64", "media_type": "image/png", "data": "AA=="}}]))
     bad("max_tokens", max_tokens=0)
     bad("temperature", extra_body={"temperature": -1})
-    bad("tool_choice", tools=[WEATHER], tool_choice={"type": "any"})
+    bad("tool_choice", tool_choice={"type": "any"})
+    bad("tool_choice.name", tools=[WEATHER], tool_choice={"type": "tool", "name": "other"})
     bad("tools[0].name", tools=[{"input_schema": {"type": "object"}}])
     bad("messages: the text has more than 65536 tokens", messages=user("word " * 20000 + "plain"))
 

@@ -4,6 +4,7 @@
  *     '0' '1'   OpenAI's completions, chat; '2' '3': with a prompt-cache file allowed
  *     '4' '5'   Anthropic's messages, count_tokens
  *     '8' '9' ':'   tokenize, apply-template, detokenize
+ *     'q' 't'   chat, messages of a model whose answers have a syntax, which the size picks
  *
  * An accepted request must be fit to submit: the sampler takes its options, ids are in the
  * vocabulary. A refusal must name a field of the API in question. */
@@ -50,8 +51,11 @@ static void check_request(const struct api_setup *setup, const struct api_reques
     for (size_t i = 0; i < e->n_stops; i++)
         if (!*e->stops[i])
             fuzz_fail("stop %zu is empty", i);
-    if (e->json_object && e->ignore_end)
-        fuzz_fail("an object that does not end");
+    const struct text_buf *grammar = &r->constraint.grammar;
+    if ((e->json_object || grammar->len) && e->ignore_end)
+        fuzz_fail("a text of a grammar that does not end");
+    if ((r->answer.forced || r->answer.body) && strncmp(grammar->data, "root ::= ", 9) != 0)
+        fuzz_fail("no grammar");
     if (!r->model || (r->prompt_cache && !setup->prompt_cache) || (r->stream && !setup->stream))
         fuzz_fail("what the setup does not allow");
     if (kvasir_sampler_create(&e->sampling, setup->vocab, &sampler, &err))
@@ -151,6 +155,16 @@ static void read_text_api(const struct api_setup *setup, char which, struct api_
     text_free(&out);
 }
 
+static const struct answer_syntax SYNTAXES[] = {
+    {ANSWER_HERMES, "<tool_call>", "</tool_call>", "<think>", "</think>"},
+    {ANSWER_QWEN_CODER, "<tool_call>", "</tool_call>", "<think>", "</think>"},
+    {ANSWER_LLAMA3, "<|python_tag|>", NULL, NULL, NULL},
+    {ANSWER_MISTRAL, "[TOOL_CALLS]", NULL, "[THINK]", "[/THINK]"},
+    {ANSWER_GEMMA4, "<|tool_call>", "<tool_call|>", "<|channel>thought", "<channel|>"},
+    {ANSWER_PYTHONIC, "<|tool_call_start|>", "<|tool_call_end|>", NULL, NULL},
+    {.tools = ANSWER_HARMONY},
+};
+
 /* For a chat that is rendered. */
 enum { TIMES = 400, BYTES = 8 << 20 };
 
@@ -160,13 +174,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         open_tokenizer(&tokenizer);
     if (size == 0)
         return 0;
-    const struct api_setup setup = {.tokenizer = tokenizer,
-                                    .model = "m",
-                                    .vocab = BYTE_VOCAB,
-                                    .max_choices = 8,
-                                    .max_tokens = 16,
-                                    .sampling = kvasir_sampling_defaults(),
-                                    .prompt_cache = data[0] & 2};
+    const struct api_setup setup = {
+        .tokenizer = tokenizer,
+        .model = "m",
+        .vocab = BYTE_VOCAB,
+        .max_choices = 8,
+        .max_tokens = 16,
+        .sampling = kvasir_sampling_defaults(),
+        .syntax = data[0] & 64 ? &SYNTAXES[size % (sizeof SYNTAXES / sizeof *SYNTAXES)] : NULL,
+        .prompt_cache = data[0] & 2};
     api_want_fn *wants = data[0] & 8   ? text_endpoint_wants
                          : data[0] & 4 ? anthropic_wants
                          : data[0] & 1 ? openai_wants_chat

@@ -35,6 +35,7 @@ struct answer_parts {
     uint64_t bytes;    /* of content and reasoning */
     bool wrong;        /* a part broke a rule */
     char ids[4][80];   /* of the first calls */
+    bool cut;          /* the answer was ended by its length */
     uint32_t refuse;   /* gives up at this many parts; 0: never */
     uint32_t n_pieces; /* parts so far, if refuse is set */
 };
@@ -96,7 +97,7 @@ static inline bool parts_of(const struct answer_options *o, const char *text, si
         text += n;
         len -= n;
     }
-    good = good && answer_parser_finish(p);
+    good = good && answer_parser_finish(p, a->cut);
     if (a->last >= 0)
         parts_add(a, ")", 1);
     a->wrong |= good && answer_parser_calls(p) != a->calls;

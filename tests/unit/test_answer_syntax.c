@@ -300,6 +300,10 @@ static void test_gemma(void **state) {
     is("<|tool_call>call:f{a:1}call:g{}<tool_call|>", "F0 f({\"a\": 1})F1 g({})");
     is("<|tool_call>call:f{a:" Q "cut<tool_call|>", "C(<|tool_call>call:f{a:" Q "cut<tool_call|>)");
     is("<|tool_call>f{}<tool_call|>", "C(<|tool_call>f{}<tool_call|>)");
+    /* JSON, where a marker in a text is none */
+    is("<|tool_call>call:f{ \"\": \"<tool_call|>\\ud83d\\ude00\", \"l\": [{}]}<tool_call|>ok",
+       "F0 f({\"\": \"<tool_call|>\xf0\x9f\x98\x80\", \"l\": [{}]})C(ok)");
+    is("<|tool_call>call:f{\"a\":1}call:g{b:2}<tool_call|>", "F0 f({\"a\": 1})F1 g({\"b\": 2})");
     use(ANSWER_FUNCTION_GEMMA, "<start_function_call>", "<end_function_call>", false);
     is("<start_function_call>call:f{a:<escape>b, c<escape>,n:2}<end_function_call>",
        "F0 f({\"a\": \"b, c\", \"n\": 2})");
@@ -316,6 +320,8 @@ static void test_python(void **state) {
        "F0 f({\"a\": \"it's \xc3\xa9"
        "A\\n\\\\q\", \"b\": [1, 2.5], \"c\": {\"k\": null, \"j\": true}, \"d\": [1, \"x\"]})");
     is("<|tool_call_start|>{\"name\": \"f\"}<|tool_call_end|>", "F0 f({})");
+    is("<|tool_call_start|>[f(a='\"<|tool_call_end|>', b=\"'\\ud83d\\ude00\")]<|tool_call_end|>",
+       "F0 f({\"a\": \"\\\"<|tool_call_end|>\", \"b\": \"'\xf0\x9f\x98\x80\"})");
     static const char *const BAD[] = {
         "[f(1)]", "[f(a=b)]",      "[f(a='x]", "[f(a=1]",        "[f(a=1) g()]", "f",
         "[]",     "[f(a=1,,b=2)]", "[f(a=)]",  "[f('\\ud800')]", "[f(a=1)]x"};

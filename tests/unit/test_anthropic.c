@@ -201,10 +201,59 @@ static void test_tools(void **state) {
         "tools[1].type", "\"bash_20250124\" is not supported, only custom is");
     bad(WITH("\"tool_choice\":\"auto\""), "tool_choice", "is a string, not an object");
     bad(WITH("\"tool_choice\":{}"), "tool_choice.type", "missing");
-    bad(WITH("\"tool_choice\":{\"type\":\"any\"}"), "tool_choice.type",
-        "\"any\" is neither \"none\" nor \"auto\"");
-    bad(WITH("\"tool_choice\":{\"type\":\"tool\",\"name\":\"f\"}"), "tool_choice.type",
-        "cannot be forced");
+    bad(WITH("\"tool_choice\":{\"type\":\"some\"}"), "tool_choice.type",
+        "\"some\" is not \"auto\", \"any\", \"tool\" or \"none\"");
+    bad(WITH("\"tools\":[{\"name\":\"f\",\"input_schema\":{},\"strict\":1}]"), "tools[0].strict",
+        "is a number");
+}
+
+/* tool_choice, output formats and strict tools, as OpenAI's; errors have Anthropic's names. */
+static void test_constraints(void **state) {
+    (void)state;
+    static const struct answer_syntax SYNTAX = {ANSWER_HERMES, "<tool_call>", "</tool_call>", NULL,
+                                                NULL};
+#define TOOL_FIELDS(strict, fields)                                                                \
+    WITH("\"tools\":[{\"name\":\"f\",\"input_schema\":{\"a\":1}" strict "},{\"name\":\"g\","       \
+         "\"input_schema\":{}}]" fields)
+#define FORMAT "{\"type\":\"json_schema\",\"schema\":{\"a\":1}}"
+    setup.syntax = &SYNTAX;
+    good(TOOL_FIELDS("", ",\"tool_choice\":{\"type\":\"any\"}"));
+    assert_int_equal(r.constraint.calls, CALLS_FORCED);
+    assert_non_null(strstr(r.constraint.grammar.data, "calls ::= one (\"\\n\" one)*\n"));
+    assert_non_null(strstr(r.constraint.grammar.data, "%json {\"a\": 1, \"type\": \"object\"}"));
+    good(TOOL_FIELDS("", ",\"tool_choice\":{\"type\":\"tool\",\"name\":\"g\","
+                         "\"disable_parallel_tool_use\":true}"));
+    assert_string_equal(r.constraint.only, "g");
+    assert_non_null(strstr(r.constraint.grammar.data, "calls ::= one\n"));
+    good(TOOL_FIELDS("", ",\"tool_choice\":{\"type\":\"auto\"}"));
+    assert_int_equal(r.constraint.calls, CALLS_FREE);
+    good(TOOL_FIELDS(",\"strict\":true", ""));
+    assert_int_equal(r.constraint.calls, CALLS_CHECKED);
+    good(TOOL_FIELDS(",\"strict\":false", ""));
+    assert_int_equal(r.constraint.calls, CALLS_FREE);
+    good(WITH("\"output_config\":{\"effort\":\"low\",\"format\":" FORMAT "}"));
+    assert_string_equal(r.constraint.grammar.data, "{\"a\": 1}");
+    assert_int_equal(r.constraint.grammar_kind, KVASIR_GRAMMAR_JSON_SCHEMA);
+    good(WITH("\"output_format\":" FORMAT));
+    assert_string_equal(r.constraint.grammar.data, "{\"a\": 1}");
+
+    bad(WITH("\"output_format\":" FORMAT ",\"output_config\":{\"format\":" FORMAT "}"),
+        "output_format", "cannot be combined with \"output_config.format\"");
+    bad(WITH("\"output_format\":1"), "output_format", "is a number");
+    bad(WITH("\"output_config\":{\"format\":{}}"), "output_config.format.type", "missing");
+    bad(WITH("\"output_config\":{\"format\":{\"type\":\"text\"}}"), "output_config.format.type",
+        "\"text\" is not supported, only json_schema is");
+    bad(WITH("\"output_format\":{\"type\":\"json_schema\"}"), "output_format.schema", "missing");
+    bad(WITH("\"tool_choice\":{\"type\":\"any\"}"), "tool_choice", "there are no \"tools\"");
+    bad(TOOL_FIELDS("", ",\"tool_choice\":{\"type\":\"tool\"}"), "tool_choice.name", "missing");
+    bad(TOOL_FIELDS("", ",\"tool_choice\":{\"type\":\"tool\",\"name\":\"h\"}"), "tool_choice.name",
+        "\"h\" is none of the tools");
+    bad(WITH("\"tools\":[{\"name\":\"f\",\"input_schema\":{\"type\":\"array\"}}],"
+             "\"tool_choice\":{\"type\":\"any\"}"),
+        "tools[0].input_schema.type", "must be \"object\"");
+    bad(WITH("\"tools\":[{\"name\":\"a b\",\"input_schema\":{}}]"), "tools[0].name",
+        "may only contain");
+    setup.syntax = NULL;
 }
 
 static void test_fields(void **state) {
@@ -254,7 +303,6 @@ static void test_fields(void **state) {
     bad(WITH("\"stream\":1"), "stream", "is a number");
     bad(WITH("\"mcp_servers\":[{}]"), "mcp_servers", "is not supported");
     bad(WITH("\"container\":\"c\""), "container", "is not supported");
-    bad(WITH("\"output_format\":{\"type\":\"json_schema\"}"), "output_format", "is not supported");
     bad(WITH("\"context_management\":[]"), "context_management", "is an array");
     bad(WITH("\"context_management\":{\"edits\":{}}"), "context_management.edits", "is an object");
     bad(WITH("\"context_management\":{\"edits\":[{\"type\":\"clear_tool_uses_20250919\"}]}"),
@@ -282,7 +330,6 @@ static void test_thinking(void **state) {
     bad(WITH("\"output_config\":1"), "output_config", "is a number");
     bad(WITH("\"output_config\":{\"effort\":1}"), "output_config.effort", "is a number");
     bad(WITH("\"output_config\":{\"effort\":\"no\"}"), "output_config.effort", "is not low");
-    bad(WITH("\"output_config\":{\"format\":{}}"), "output_config.format", "is not supported");
 }
 
 static void test_errors_of_templates(void **state) {
@@ -557,6 +604,7 @@ int main(void) {
         cmocka_unit_test(test_system),
         cmocka_unit_test(test_tools_in_messages),
         cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_constraints),
         cmocka_unit_test(test_fields),
         cmocka_unit_test(test_thinking),
         cmocka_unit_test(test_errors_of_templates),

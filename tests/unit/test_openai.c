@@ -151,9 +151,8 @@ static void test_tools(void **state) {
         strcat(many, ",1");
     strcat(many, "]");
     bad(api, with(api, many), "tools", "129 tools, at most 128");
-    bad_field("\"tool_choice\":\"required\"", "tool_choice", "must be \"none\" or \"auto\"");
-    bad_field("\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}",
-              "tool_choice", "cannot be forced");
+    bad(api, with(api, "\"tools\":[{\"function\":{\"name\":\"f\",\"strict\":1}}]"),
+        "tools[0].function.strict", "is a number");
 
     bad(api, CALLS("3"), "messages[0].tool_calls", "is a number, not an array");
     bad(api, CALLS("[3]"), "messages[0].tool_calls[0]", "not an object");
@@ -351,10 +350,8 @@ static void test_response_format(void **state) {
          "\"stop\":\"}\",\"stop_token_ids\":[7],\"logit_bias\":{\"125\":-100}");
     assert_true(r.engine.json_object);
     static const char *const fields[][3] = {
-        {"{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":{}}}",
-         "response_format.type",
-         "\"json_schema\" is not supported, use \"text\" or \"json_object\""},
-        {"{\"type\":\"grammar\"}", "response_format.type", "\"grammar\" is not supported"},
+        {"{\"type\":\"grammar\"}", "response_format.type",
+         "\"grammar\" is not supported, use \"text\", \"json_object\" or \"json_schema\""},
         {"{\"type\":\"JSON_object\"}", "response_format.type", "is not supported"},
         {"{\"type\":\"json_object\\u0000\"}", "response_format.type", "contains a NUL character"},
         {"{\"type\":\"a\\nb\"}", "response_format.type", "is not supported"},
@@ -373,7 +370,7 @@ static void test_response_format(void **state) {
         bad_field(field, fields[i][1], fields[i][2]);
     }
     bad_field("\"ignore_eos\":true,\"response_format\":{\"type\":\"json_object\"}", "ignore_eos",
-              "cannot be combined with a response_format of type \"json_object\"");
+              "cannot be combined with \"response_format\"");
     both("\"ignore_eos\":true,\"response_format\":{\"type\":\"text\"}");
 }
 
@@ -549,13 +546,11 @@ static void test_refused(void **state) {
         {"bad_words", "[\"x\"]", "[]"},
         {"allowed_token_ids", "[1]", "null"},
         {"logits_processors", "[]", "null"},
-        {"structured_outputs", "{}", "null"},
-        {"guided_json", "{}", "null"},
-        {"guided_regex", "\"x\"", "null"},
-        {"guided_choice", "[\"a\"]", "null"},
-        {"guided_grammar", "\"x\"", "null"},
-        {"grammar", "\"x\"", "null"},
-        {"json_schema", "{}", "null"},
+        {"structural_tag", "{}", "null"},
+        {"guided_whitespace_pattern", "\" \"", "null"},
+        {"guided_decoding_disable_any_whitespace", "true", "false"},
+        {"grammar_lazy", "true", "false"},
+        {"grammar_triggers", "[{}]", "[]"},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         char field[128];

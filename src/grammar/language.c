@@ -1,0 +1,619 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* language.c: sets of strings, and operations on them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "grammar/language_internal.h"
+#include "util/utf8.h"
+
+kvasir_status language_no_memory(kvasir_error *err) {
+    return fail(err, KVASIR_ERR_MEMORY, "out of memory for a set of strings");
+}
+
+kvasir_status language_too_large(kvasir_error *err) {
+    return fail(err, KVASIR_ERR_UNSUPPORTED,
+                "this set of strings costs more time or memory to enforce than allowed");
+}
+
+/* ---- automata -------------------------------------------------------------------------------- */
+
+void dfa_free(struct dfa *d) {
+    mem_free(d->next);
+    mem_free(d->accepts);
+    d->next = NULL;
+    d->accepts = NULL;
+}
+
+bool dfa_add(struct dfa *d, bool accepts, uint32_t *state) {
+    const size_t need = (size_t)(d->n + 1) * d->n_classes;
+    if (!ARRAY_GROW(d->next, d->next_cap, need) ||
+        !ARRAY_GROW(d->accepts, d->accepts_cap, (size_t)d->n + 1))
+        return false;
+    memset(d->next + need - d->n_classes, 0, d->n_classes * sizeof *d->next);
+    d->accepts[d->n] = accepts;
+    *state = d->n++;
+    return true;
+}
+
+static void link_range(struct dfa *d, uint32_t from, int first, int last, uint32_t to) {
+    for (int byte = first; byte <= last; byte++)
+        d->next[(size_t)from * d->n_classes + d->classes[byte]] = to;
+}
+
+/* The bytes that valid UTF-8 tells apart (RFC 3629). */
+static void utf8_classes(struct dfa *d) {
+    static const uint8_t BEGINS[] = {0x00, 0x80, 0x90, 0xa0, 0xc0, 0xc2, 0xe0,
+                                     0xe1, 0xed, 0xee, 0xf0, 0xf1, 0xf4, 0xf5};
+    uint8_t class = 0;
+    for (int byte = 0; byte < 256; byte++) {
+        if (byte && memchr(BEGINS, byte, sizeof BEGINS))
+            class ++;
+        d->classes[byte] = class;
+    }
+    d->n_classes = (uint32_t) class + 1;
+}
+
+bool dfa_any(struct dfa *d) {
+    uint32_t dead, whole, one, two, three, e0, ed, f0, f4;
+    *d = (struct dfa){0};
+    utf8_classes(d);
+    if (!dfa_add(d, false, &dead) || !dfa_add(d, true, &whole) || !dfa_add(d, false, &one) ||
+        !dfa_add(d, false, &two) || !dfa_add(d, false, &three) || !dfa_add(d, false, &e0) ||
+        !dfa_add(d, false, &ed) || !dfa_add(d, false, &f0) || !dfa_add(d, false, &f4)) {
+        dfa_free(d);
+        return false;
+    }
+    d->start = whole;
+    link_range(d, whole, 0x00, 0x7f, whole);
+    link_range(d, whole, 0xc2, 0xdf, one);
+    link_range(d, whole, 0xe0, 0xe0, e0);
+    link_range(d, whole, 0xe1, 0xec, two);
+    link_range(d, whole, 0xed, 0xed, ed);
+    link_range(d, whole, 0xee, 0xef, two);
+    link_range(d, whole, 0xf0, 0xf0, f0);
+    link_range(d, whole, 0xf1, 0xf3, three);
+    link_range(d, whole, 0xf4, 0xf4, f4);
+    link_range(d, one, 0x80, 0xbf, whole);
+    link_range(d, two, 0x80, 0xbf, one);
+    link_range(d, three, 0x80, 0xbf, two);
+    link_range(d, e0, 0xa0, 0xbf, one);
+    link_range(d, ed, 0x80, 0x9f, one);
+    link_range(d, f0, 0x90, 0xbf, two);
+    link_range(d, f4, 0x80, 0x8f, two);
+    return true;
+}
+
+void dfa_join_classes(const struct dfa *x, const struct dfa *y, struct dfa *out) {
+    uint16_t pairs[256];
+    out->n_classes = 0;
+    for (int byte = 0; byte < 256; byte++) {
+        const uint16_t pair = (uint16_t)(x->classes[byte] << 8 | (y ? y->classes[byte] : 0));
+        uint32_t class = 0;
+        while (class < out->n_classes && pairs[class] != pair)
+            class ++;
+        if (class == out->n_classes)
+            pairs[out->n_classes++] = pair;
+        out->classes[byte] = (uint8_t) class;
+    }
+}
+
+/* A byte of each class. */
+static void representatives(const struct dfa *d, uint8_t bytes[256]) {
+    for (int byte = 255; byte >= 0; byte--)
+        bytes[d->classes[byte]] = (uint8_t)byte;
+}
+
+/* ---- trimming -------------------------------------------------------------------------------- */
+
+/* Marks the states from which an accepting one can be reached. */
+static bool mark_live(const struct dfa *d, uint8_t *live) {
+    /* the ways back, by counting sort */
+    const size_t ways = (size_t)d->n * d->n_classes;
+    uint32_t *first = mem_calloc((size_t)d->n + 2, sizeof *first),
+             *from = mem_calloc(ways + 1, sizeof *from),
+             *stack = mem_calloc(d->n + 1, sizeof *stack);
+    bool good = first && from && stack;
+    size_t top = 0;
+    for (size_t i = 0; good && i < ways; i++)
+        first[d->next[i] + 2]++;
+    for (uint32_t s = 1; good && s < d->n + 1; s++)
+        first[s + 1] += first[s];
+    for (size_t i = 0; good && i < ways; i++)
+        from[first[d->next[i] + 1]++] = (uint32_t)(i / d->n_classes);
+    for (uint32_t s = 1; good && s < d->n; s++)
+        if (d->accepts[s]) {
+            live[s] = 1;
+            stack[top++] = s;
+        }
+    while (good && top) {
+        const uint32_t s = stack[--top];
+        for (uint32_t i = first[s]; i < first[s + 1]; i++)
+            if (!live[from[i]]) {
+                live[from[i]] = 1;
+                stack[top++] = from[i];
+            }
+    }
+    mem_free(first);
+    mem_free(from);
+    mem_free(stack);
+    return good;
+}
+
+/* Renumbers states by block, those of block 0 being dead; blocks are numbered without gaps. */
+static void renumber(struct dfa *d, const uint32_t *block, uint32_t n_blocks) {
+    uint32_t written = 0; /* a row is read before another block's takes its place */
+    for (uint32_t s = 0; s < d->n; s++) {
+        const uint32_t to = block[s];
+        if (to != written) /* blocks come in the order of their first states */
+            continue;
+        for (uint32_t c = 0; c < d->n_classes; c++)
+            d->next[(size_t)to * d->n_classes + c] = block[d->next[(size_t)s * d->n_classes + c]];
+        d->accepts[to] = d->accepts[s];
+        written++;
+    }
+    ASSERT(written == n_blocks);
+    d->start = block[d->start];
+    d->n = n_blocks;
+}
+
+/* Removes dead states. */
+static bool trim(struct dfa *d) {
+    uint8_t *live = mem_calloc(d->n, 1);
+    uint32_t *block = mem_calloc(d->n, sizeof *block), n = 1;
+    const bool good = live && block && mark_live(d, live);
+    for (uint32_t s = 1; good && s < d->n; s++)
+        block[s] = live[s] ? n++ : 0;
+    if (good)
+        renumber(d, block, n);
+    mem_free(live);
+    mem_free(block);
+    return good;
+}
+
+/* ---- making it small: Moore's refinement ----------------------------------------------------- */
+
+struct refinement {
+    const struct dfa *d;
+    uint32_t *block, *fresh; /* [n] */
+    uint32_t *table;         /* [size]: a state of each new block, + 1 */
+    size_t size;
+};
+
+static bool same_signature(const struct refinement *r, uint32_t x, uint32_t y) {
+    const struct dfa *d = r->d;
+    bool same = r->block[x] == r->block[y];
+    for (uint32_t c = 0; same && c < d->n_classes; c++)
+        same = r->block[d->next[(size_t)x * d->n_classes + c]] ==
+               r->block[d->next[(size_t)y * d->n_classes + c]];
+    return same;
+}
+
+static uint64_t signature(const struct refinement *r, uint32_t s) {
+    const struct dfa *d = r->d;
+    uint64_t h = r->block[s] * 0x9e3779b97f4a7c15u;
+    for (uint32_t c = 0; c < d->n_classes; c++)
+        h = (h ^ r->block[d->next[(size_t)s * d->n_classes + c]]) * 0x9e3779b97f4a7c15u + (h >> 29);
+    return h ^ h >> 32;
+}
+
+/* Splits blocks by where their states lead; returns how many there are now. */
+static uint32_t refine(struct refinement *r) {
+    uint32_t n = 1; /* block 0 is the dead state's alone: no live state is like it */
+    memset(r->table, 0, r->size * sizeof *r->table);
+    r->fresh[0] = 0;
+    for (uint32_t s = 1; s < r->d->n; s++) {
+        size_t at = signature(r, s) & (r->size - 1);
+        while (r->table[at] && !same_signature(r, r->table[at] - 1, s))
+            at = (at + 1) & (r->size - 1);
+        if (!r->table[at]) {
+            r->table[at] = s + 1;
+            r->fresh[s] = n++;
+        } else {
+            r->fresh[s] = r->fresh[r->table[at] - 1];
+        }
+    }
+    uint32_t *before = r->block;
+    r->block = r->fresh;
+    r->fresh = before;
+    return n;
+}
+
+static kvasir_status minimize(struct grammar_budget *b, struct dfa *d, kvasir_error *err) {
+    struct refinement r = {.d = d, .size = 64};
+    const uint64_t round = (uint64_t)d->n * (d->n_classes + 2);
+    while (r.size < (size_t)d->n * 2)
+        r.size *= 2;
+    r.block = mem_calloc(d->n, sizeof *r.block);
+    r.fresh = mem_calloc(d->n, sizeof *r.fresh);
+    r.table = mem_calloc(r.size, sizeof *r.table);
+    kvasir_status status = KVASIR_OK;
+    uint32_t n = 0, now = 1;
+    if (!r.block || !r.fresh || !r.table)
+        status = language_no_memory(err);
+    for (uint32_t s = 1; !status && s < d->n; s++)
+        r.block[s] = d->accepts[s] ? 2 : 1;
+    while (!status && now != n) {
+        if (!budget_take(b, round, 0))
+            break; /* what was found so far is no partition of equals: leave it as it is */
+        n = now;
+        now = refine(&r);
+    }
+    if (!status && now == n)
+        renumber(d, r.block, n);
+    mem_free(r.block);
+    mem_free(r.fresh);
+    mem_free(r.table);
+    return status;
+}
+
+/* ---- characters to the end ------------------------------------------------------------------- */
+
+static bool begins_character(uint8_t byte) {
+    return (byte & 0xc0) != 0x80;
+}
+
+/* The most characters to the end from s; LANGUAGE_UNBOUNDED: as long as it is so for a state that
+ * it leads to. */
+static uint32_t most_from(const struct language *l, const uint8_t bytes[256], uint32_t s) {
+    const struct dfa *d = &l->dfa;
+    uint32_t most = 0;
+    for (uint32_t c = 0; c < d->n_classes; c++) {
+        const uint32_t to = d->next[(size_t)s * d->n_classes + c];
+        if (!to)
+            continue;
+        if (l->most[to] == LANGUAGE_UNBOUNDED)
+            return LANGUAGE_UNBOUNDED;
+        const uint32_t far = l->most[to] + begins_character(bytes[c]);
+        most = far > most ? far : most;
+    }
+    return most;
+}
+
+static uint32_t least_from(const struct language *l, const uint8_t bytes[256], uint32_t s) {
+    const struct dfa *d = &l->dfa;
+    uint32_t least = l->least[s];
+    for (uint32_t c = 0; c < d->n_classes; c++) {
+        const uint32_t to = d->next[(size_t)s * d->n_classes + c];
+        if (!to || l->least[to] == LANGUAGE_UNBOUNDED)
+            continue;
+        const uint32_t near = l->least[to] + begins_character(bytes[c]);
+        least = near < least ? near : least;
+    }
+    return least;
+}
+
+/* least[s] and most[s], by relaxation: in most automata a few rounds. States of a loop, and those
+ * that lead to one, stay unbounded. */
+static kvasir_status measure(struct grammar_budget *b, struct language *l, kvasir_error *err) {
+    const struct dfa *d = &l->dfa;
+    uint8_t bytes[256];
+    representatives(d, bytes);
+    for (uint32_t s = 0; s < d->n; s++) {
+        l->least[s] = d->accepts[s] ? 0 : LANGUAGE_UNBOUNDED;
+        l->most[s] = s ? LANGUAGE_UNBOUNDED : 0;
+    }
+    for (bool changed = true; changed;) {
+        changed = false;
+        if (!budget_take(b, (uint64_t)d->n * d->n_classes / 2, 0))
+            return language_too_large(err);
+        for (uint32_t s = d->n; s-- > 1;) {
+            const uint32_t least = least_from(l, bytes, s);
+            const uint32_t most =
+                l->most[s] == LANGUAGE_UNBOUNDED ? most_from(l, bytes, s) : l->most[s];
+            changed |= least != l->least[s] || most != l->most[s];
+            l->least[s] = least;
+            l->most[s] = most;
+        }
+    }
+    return KVASIR_OK;
+}
+
+/* Row k + 1 of reach from row k, or row 0 from nothing: a step over the first byte of a character,
+ * and any over those inside one. */
+static void reach_row(const struct language *l, const uint8_t bytes[256], const uint64_t *before,
+                      uint64_t *row) {
+    const struct dfa *d = &l->dfa;
+    memset(row, 0, l->words * sizeof *row);
+    for (uint32_t s = 1; s < d->n && !before; s++)
+        if (d->accepts[s])
+            row[s / 64] |= 1ull << s % 64;
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (uint32_t s = 1; s < d->n; s++) {
+            if (row[s / 64] >> s % 64 & 1)
+                continue;
+            bool found = false;
+            for (uint32_t c = 0; c < d->n_classes && !found; c++) {
+                const uint32_t to = d->next[(size_t)s * d->n_classes + c];
+                const uint64_t *from = begins_character(bytes[c]) ? before : row;
+                found = to && from && (from[to / 64] >> to % 64 & 1);
+            }
+            if (found) {
+                row[s / 64] |= 1ull << s % 64;
+                changed = true;
+            }
+        }
+    }
+}
+
+/* Where a least and a most number of characters can both matter, their automaton is not expanded:
+ * it is known from each state which numbers of characters lead to the end. */
+static kvasir_status find_reach(struct grammar_budget *b, struct language *l, kvasir_error *err) {
+    uint8_t bytes[256];
+    size_t cap = 0;
+    l->words = (l->dfa.n + 63) / 64;
+    representatives(&l->dfa, bytes);
+    for (uint32_t k = 0; k <= l->max; k++) {
+        const size_t need = (size_t)(k + 1) * l->words;
+        if (!budget_take(b, (uint64_t)l->dfa.n * l->dfa.n_classes * 3, l->words * sizeof *l->reach))
+            return language_too_large(err);
+        if (!ARRAY_GROW(l->reach, cap, need))
+            return language_no_memory(err);
+        uint64_t *row = l->reach + (size_t)k * l->words;
+        reach_row(l, bytes, k ? row - l->words : NULL, row);
+        l->n_reach = k + 1;
+        if (k && memcmp(row, row - l->words, l->words * sizeof *row) == 0)
+            return KVASIR_OK;
+    }
+    return KVASIR_OK;
+}
+
+/* ---- languages ------------------------------------------------------------------------------- */
+
+struct language *language_retain(struct language *l) {
+    if (l)
+        atomic_fetch_add(&l->refs, 1);
+    return l;
+}
+
+void language_release(struct language *l) {
+    if (!l || atomic_fetch_sub(&l->refs, 1) != 1)
+        return;
+    dfa_free(&l->dfa);
+    mem_free(l->reach);
+    mem_free(l->least);
+    mem_free(l->most);
+    mem_free(l);
+}
+
+size_t language_bytes(const struct language *l) {
+    return l->bytes;
+}
+
+/* Whether the automaton is that of all strings. */
+static bool is_universe(const struct dfa *d) {
+    struct dfa any;
+    if (d->n != 9 || !dfa_any(&any))
+        return false;
+    uint32_t pair[16] = {0};
+    bool same = true;
+    uint32_t order[16] = {any.start}, n = 1;
+    pair[any.start] = d->start;
+    for (uint32_t i = 0; same && i < n; i++)
+        for (int byte = 0; same && byte < 256; byte++) {
+            const uint32_t to = dfa_next(&any, order[i], (uint8_t)byte),
+                           mine = dfa_next(d, pair[order[i]], (uint8_t)byte);
+            same = (to == 0) == (mine == 0);
+            if (to && !pair[to]) {
+                pair[to] = mine;
+                order[n++] = to;
+            }
+            same = same && (!to || pair[to] == mine) && any.accepts[to] == d->accepts[mine];
+        }
+    dfa_free(&any);
+    return same;
+}
+
+static kvasir_status finish(struct grammar_budget *b, struct language *l, kvasir_error *err) {
+    l->least = mem_calloc(l->dfa.n, sizeof *l->least);
+    l->most = mem_calloc(l->dfa.n, sizeof *l->most);
+    if (!l->least || !l->most)
+        return language_no_memory(err);
+    TRY(measure(b, l, err));
+    l->any = is_universe(&l->dfa);
+    if (l->max != LANGUAGE_UNBOUNDED && l->most[l->dfa.start] <= l->max)
+        l->max = LANGUAGE_UNBOUNDED; /* it holds anyway */
+    if (l->least[l->dfa.start] != LANGUAGE_UNBOUNDED && l->least[l->dfa.start] >= l->min)
+        l->min = 0;
+    if (!l->any && l->min && l->max != LANGUAGE_UNBOUNDED)
+        TRY(find_reach(b, l, err));
+    l->bytes = sizeof *l + (size_t)l->dfa.n * (l->dfa.n_classes * 4 + 9) +
+               (size_t)l->n_reach * l->words * 8;
+    return budget_take(b, 0, l->bytes) ? KVASIR_OK : language_too_large(err);
+}
+
+kvasir_status language_of(struct grammar_budget *b, struct dfa *d, uint32_t min, uint32_t max,
+                          struct language **out, kvasir_error *err) {
+    struct language *l = mem_calloc(1, sizeof *l);
+    kvasir_status status = l && trim(d) ? KVASIR_OK : language_no_memory(err);
+    if (!status)
+        status = minimize(b, d, err);
+    if (status) {
+        dfa_free(d);
+        mem_free(l);
+        return status;
+    }
+    ASSERT(d->n && d->start < d->n && !d->accepts[0]);
+    atomic_init(&l->refs, 1);
+    l->dfa = *d;
+    l->min = min;
+    l->max = max;
+    status = finish(b, l, err);
+    if (status)
+        language_release(l);
+    else
+        *out = l;
+    return status;
+}
+
+kvasir_status language_any(struct grammar_budget *b, uint32_t min, uint32_t max,
+                           struct language **out, kvasir_error *err) {
+    struct dfa d;
+    if (!dfa_any(&d))
+        return language_no_memory(err);
+    return language_of(b, &d, min, max, out, err);
+}
+
+/* ---- finite sets ----------------------------------------------------------------------------- */
+
+static int compare_spans(const void *x, const void *y) {
+    const struct text_span *a = x, *b = y;
+    const int order = memcmp(a->data, b->data, a->len < b->len ? a->len : b->len);
+    return order ? order : (a->len > b->len) - (a->len < b->len);
+}
+
+/* A tree of their bytes. */
+static bool add_string(struct dfa *d, struct text_span string) {
+    uint32_t s = d->start;
+    for (size_t i = 0; i < string.len; i++) {
+        const uint8_t byte = (uint8_t)string.data[i];
+        uint32_t to = dfa_next(d, s, byte);
+        if (!to) {
+            if (!dfa_add(d, false, &to))
+                return false;
+            d->next[(size_t)s * d->n_classes + d->classes[byte]] = to;
+        }
+        s = to;
+    }
+    d->accepts[s] = 1;
+    return true;
+}
+
+static void classes_of_strings(const struct text_span *strings, size_t n, struct dfa *d) {
+    bool used[256] = {0};
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < strings[i].len; k++)
+            used[(uint8_t)strings[i].data[k]] = true;
+    d->n_classes = 0;
+    for (int byte = 0; byte < 256; byte++)
+        if (used[byte])
+            d->classes[byte] = (uint8_t)d->n_classes++;
+    for (int byte = 0; byte < 256; byte++) /* UTF-8 never uses all: there is one left */
+        if (!used[byte])
+            d->classes[byte] = (uint8_t)d->n_classes;
+    d->n_classes++;
+}
+
+kvasir_status language_literals(struct grammar_budget *b, const struct text_span *strings, size_t n,
+                                struct language **out, kvasir_error *err) {
+    struct dfa d = {0};
+    uint32_t dead, begin;
+    struct text_span *sorted = mem_calloc(n + 1, sizeof *sorted);
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < n; i++)
+        bytes += strings[i].len;
+    classes_of_strings(strings, n, &d);
+    kvasir_status status = sorted ? KVASIR_OK : language_no_memory(err);
+    if (!status && !budget_take(b, bytes * (4 + d.n_classes / 8), 0))
+        status = language_too_large(err);
+    if (!status && (!dfa_add(&d, false, &dead) || !dfa_add(&d, false, &begin)))
+        status = language_no_memory(err);
+    d.start = 1;
+    if (!status && n) {
+        memcpy(sorted, strings, n * sizeof *sorted);
+        qsort(sorted, n, sizeof *sorted, compare_spans);
+    }
+    for (size_t i = 0; !status && i < n; i++)
+        if (utf8_check(sorted[i].data, sorted[i].len) == sorted[i].len &&
+            !add_string(&d, sorted[i]))
+            status = language_no_memory(err);
+    mem_free(sorted);
+    if (!status)
+        return language_of(b, &d, 0, LANGUAGE_UNBOUNDED, out, err);
+    dfa_free(&d);
+    return status;
+}
+
+kvasir_status language_literal(struct grammar_budget *b, struct text_span string,
+                               struct language **out, kvasir_error *err) {
+    return language_literals(b, &string, 1, out, err);
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+bool language_is_empty(const struct language *l) {
+    const struct language_at at = language_start(l);
+    return at.state == 0;
+}
+
+bool language_is_any(const struct language *l) {
+    return l->any && l->min == 0 && l->max == LANGUAGE_UNBOUNDED;
+}
+
+/* Whether a string can be completed from here with an allowed number of characters. */
+static bool can_end(const struct language *l, uint32_t state, uint32_t count) {
+    if (!state)
+        return false;
+    const uint32_t least = l->min > count ? l->min - count : 0;
+    if (l->max == LANGUAGE_UNBOUNDED)
+        return l->most[state] >= least;
+    if (count > l->max)
+        return false;
+    const uint32_t most = l->max - count;
+    if (least > most)
+        return false;
+    if (!l->reach)
+        return l->least[state] <= most && l->most[state] >= least;
+    for (uint32_t k = least; k <= most; k++) {
+        const uint32_t row = k < l->n_reach ? k : l->n_reach - 1;
+        if (l->reach[(size_t)row * l->words + state / 64] >> state % 64 & 1)
+            return true;
+        if (row == l->n_reach - 1)
+            return false; /* all further rows are the same */
+    }
+    return false;
+}
+
+struct language_at language_start(const struct language *l) {
+    const struct language_at at = {l->dfa.start, 0};
+    return can_end(l, at.state, 0) ? at : (struct language_at){0};
+}
+
+bool language_step(const struct language *l, struct language_at *at, uint8_t byte) {
+    struct language_at to = {dfa_next(&l->dfa, at->state, byte), at->count};
+    ASSERT(at->state < l->dfa.n);
+    const bool counts = l->min || l->max != LANGUAGE_UNBOUNDED;
+    if (counts && begins_character(byte))
+        to.count++;
+    if (l->max == LANGUAGE_UNBOUNDED && to.count > l->min)
+        to.count = l->min; /* enough: more do not matter */
+    if (!can_end(l, to.state, to.count))
+        return false;
+    *at = to;
+    return true;
+}
+
+bool language_accepts(const struct language *l, struct language_at at) {
+    return l->dfa.accepts[at.state] && at.count >= l->min && at.count <= l->max;
+}
+
+bool language_contains(const struct language *l, struct text_span string) {
+    struct language_at at = language_start(l);
+    bool good = at.state != 0;
+    for (size_t i = 0; good && i < string.len; i++)
+        good = language_step(l, &at, (uint8_t)string.data[i]);
+    return good && language_accepts(l, at);
+}
+
+bool language_takes_any_of(const struct language *l, struct language_at at, uint32_t from,
+                           uint32_t to) {
+    for (uint32_t c = from; c <= to; c++) {
+        char text[4];
+        if (c >= 0xd800 && c <= 0xdfff)
+            continue;
+        const size_t n = utf8_put(text, c);
+        struct language_at next = at;
+        bool good = true;
+        for (size_t i = 0; good && i < n; i++)
+            good = language_step(l, &next, (uint8_t)text[i]);
+        if (good)
+            return true;
+    }
+    return false;
+}
+
+uint32_t language_room(const struct language *l, struct language_at at) {
+    if (!l->any || l->min > at.count)
+        return 0;
+    return l->max == LANGUAGE_UNBOUNDED ? LANGUAGE_UNBOUNDED : l->max - at.count;
+}

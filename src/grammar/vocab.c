@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* vocab.c: makes a struct grammar_vocab (vocab.h) in one allocation. */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "grammar/vocab.h"
+
+enum { CONTROL_BYTES = 4, CONTROL_FIRST = 0xff };
+
+struct sorted_token {
+    struct text_span bytes;
+    uint32_t id;
+    bool marked;
+};
+
+/* What a vocabulary needs. */
+struct vocab_plan {
+    struct sorted_token *tokens; /* [n]: the plain ones, then the marked, each by their bytes */
+    uint8_t *controls;           /* the bytes of control tokens */
+    uint32_t n, n_plain, n_text, n_ids;
+    uint32_t nodes[2]; /* plain, marked */
+    size_t bytes;
+};
+
+/* ---- tokens ---------------------------------------------------------------------------------- */
+
+static bool is_marked(struct text_span bytes) {
+    return memchr(bytes.data, '"', bytes.len) || memchr(bytes.data, '\\', bytes.len);
+}
+
+/* Writes the bytes of a control token to `out`. */
+static struct text_span control_bytes(uint32_t id, uint8_t *out) {
+    out[0] = CONTROL_FIRST;
+    out[1] = (uint8_t)(id >> 16);
+    out[2] = (uint8_t)(id >> 8);
+    out[3] = (uint8_t)id;
+    return (struct text_span){(const char *)out, CONTROL_BYTES};
+}
+
+/* Empty for a token that must never be chosen. A vocabulary whose texts have the byte 0xFF, which
+ * no UTF-8 has, cannot write control tokens with it. */
+static struct text_span usable_bytes(const struct tokenizer *t, uint32_t id, uint8_t *control) {
+    const struct text_span none = {"", 0}, bytes = tokenizer_bytes(t, (int32_t)id);
+    if (tokenizer_is_end(t, (int32_t)id) || bytes.len > TOKEN_BYTES_MAX)
+        return none;
+    if (tokenizer_is_control(t, (int32_t)id))
+        return control_bytes(id, control);
+    return bytes.len && memchr(bytes.data, CONTROL_FIRST, bytes.len) ? none : bytes;
+}
+
+/* The characters of a token that any JSON string may go on with between two characters; 0: it is no
+ * such token. The last one may be incomplete. */
+static uint32_t text_chars(struct text_span bytes) {
+    const uint8_t *data = (const uint8_t *)bytes.data;
+    const size_t whole = utf8_check(bytes.data, bytes.len);
+    if (whole < bytes.len && utf8_length(data + whole, bytes.len - whole) != 0)
+        return 0;
+    uint32_t n = 0;
+    for (size_t i = 0; i < bytes.len; i++) {
+        if (data[i] < 0x20)
+            return 0;
+        n += (data[i] & 0xc0) != 0x80;
+    }
+    return n;
+}
+
+static int compare_tokens(const void *a, const void *b) {
+    const struct sorted_token *x = a, *y = b;
+    if (x->marked != y->marked)
+        return x->marked ? 1 : -1;
+    const int order = span_compare(x->bytes, y->bytes);
+    return order ? order : (x->id > y->id) - (x->id < y->id);
+}
+
+static size_t shared_bytes(struct text_span a, struct text_span b) {
+    size_t n = 0;
+    while (n < a.len && n < b.len && a.data[n] == b.data[n])
+        n++;
+    return n;
+}
+
+/* Nodes that a token adds to its trie: a token with the bytes of the one before has a node of its
+ * own, too. */
+static size_t new_nodes(const struct sorted_token *tokens, uint32_t i, uint32_t first) {
+    const size_t same = i > first ? shared_bytes(tokens[i].bytes, tokens[i - 1].bytes) : 0;
+    return same < tokens[i].bytes.len ? tokens[i].bytes.len - same : 1;
+}
+
+static void plan_free(struct vocab_plan *p) {
+    mem_free(p->tokens);
+    mem_free(p->controls);
+}
+
+static bool plan_make(struct vocab_plan *p, const struct tokenizer *t, uint32_t n_ids) {
+    const uint32_t n = (uint32_t)min_size(tokenizer_size(t), n_ids);
+    *p = (struct vocab_plan){.n_ids = n_ids};
+    p->tokens = mem_calloc(n + 1, sizeof *p->tokens);
+    p->controls = mem_alloc((size_t)n * CONTROL_BYTES + 1);
+    if (!p->tokens || !p->controls) {
+        plan_free(p);
+        return false;
+    }
+    for (uint32_t id = 0; id < n; id++) {
+        uint8_t *control = p->controls + (size_t)id * CONTROL_BYTES;
+        struct sorted_token token = {usable_bytes(t, id, control), id, false};
+        if (!token.bytes.len)
+            continue;
+        token.marked = is_marked(token.bytes);
+        p->n_plain += !token.marked;
+        p->n_text += !token.marked && text_chars(token.bytes) > 0;
+        p->bytes += token.bytes.len;
+        p->tokens[p->n++] = token;
+    }
+    qsort(p->tokens, p->n, sizeof *p->tokens, compare_tokens);
+    for (uint32_t i = 0; i < p->n; i++)
+        p->nodes[i >= p->n_plain] +=
+            (uint32_t)new_nodes(p->tokens, i, i >= p->n_plain ? p->n_plain : 0);
+    return true;
+}
+
+static size_t memory_of(const struct vocab_plan *p) {
+    return sizeof(struct grammar_vocab) + token_set_words(p->n_ids) * sizeof(uint64_t) +
+           ((size_t)p->nodes[0] + p->nodes[1]) * sizeof(struct trie_node) +
+           ((size_t)p->n_text + p->n_ids + 1) * sizeof(uint32_t) + p->bytes;
+}
+
+/* ---- tries ----------------------------------------------------------------------------------- */
+
+static void trie_fill(struct trie *t, const struct sorted_token *tokens, uint32_t n) {
+    uint32_t path[TOKEN_BYTES_MAX + 1]; /* the nodes of the token before, by depth */
+    size_t depth = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct text_span bytes = tokens[i].bytes;
+        const size_t fresh = new_nodes(tokens, i, 0);
+        for (size_t d = bytes.len - fresh + 1; d <= depth; d++)
+            t->nodes[path[d]].skip = (t->n - path[d]) & 0xffffff;
+        for (depth = bytes.len - fresh + 1; depth <= bytes.len; depth++) {
+            path[depth] = t->n;
+            t->nodes[t->n++] = (struct trie_node){
+                .byte = (uint8_t)bytes.data[depth - 1],
+                .depth = (uint8_t)depth,
+                .token = depth == bytes.len ? tokens[i].id & 0xffffff : TRIE_NO_TOKEN,
+            };
+        }
+        depth = bytes.len;
+    }
+    for (size_t d = 1; d <= depth; d++)
+        t->nodes[path[d]].skip = (t->n - path[d]) & 0xffffff;
+}
+
+/* ---- create and destroy ---------------------------------------------------------------------- */
+
+static void fill_bytes(struct grammar_vocab *v, const struct vocab_plan *p) {
+    for (uint32_t i = 0; i < p->n; i++)
+        v->at[p->tokens[i].id + 1] = (uint32_t)p->tokens[i].bytes.len;
+    for (uint32_t id = 0; id < v->n_ids; id++)
+        v->at[id + 1] += v->at[id];
+    for (uint32_t i = 0; i < p->n; i++)
+        memcpy(v->bytes + v->at[p->tokens[i].id], p->tokens[i].bytes.data, p->tokens[i].bytes.len);
+}
+
+/* Sorts the tokens of any text by their number of characters, by counting. */
+static void fill_text(struct grammar_vocab *v, const struct vocab_plan *p) {
+    uint32_t *at = v->chars_at, next[TOKEN_BYTES_MAX + 2];
+    for (uint32_t i = 0; i < p->n_plain; i++)
+        at[text_chars(p->tokens[i].bytes)]++;
+    at[0] = 0; /* no such tokens */
+    for (uint32_t chars = 0, sum = 0; chars <= TOKEN_BYTES_MAX + 1; chars++) {
+        const uint32_t n = at[chars];
+        at[chars] = next[chars] = sum;
+        sum += n;
+    }
+    for (uint32_t i = 0; i < p->n_plain; i++) {
+        const uint32_t chars = text_chars(p->tokens[i].bytes), id = p->tokens[i].id;
+        if (!chars)
+            continue;
+        v->by_chars[next[chars]++] = id;
+        v->text[id / 64] |= 1ULL << id % 64;
+    }
+}
+
+static void fill_vocab(struct grammar_vocab *v, const struct vocab_plan *p) {
+    static atomic_uint_least64_t made;
+    v->number = atomic_fetch_add(&made, 1) + 1;
+    v->n_ids = p->n_ids;
+    v->n_tokens = p->n;
+    v->text = (uint64_t *)(v + 1);
+    v->plain.nodes = (struct trie_node *)(v->text + token_set_words(p->n_ids));
+    v->marked.nodes = v->plain.nodes + p->nodes[0];
+    v->by_chars = (uint32_t *)(v->marked.nodes + p->nodes[1]);
+    v->at = v->by_chars + p->n_text;
+    v->bytes = (uint8_t *)(v->at + p->n_ids + 1);
+    trie_fill(&v->plain, p->tokens, p->n_plain);
+    trie_fill(&v->marked, p->tokens + p->n_plain, p->n - p->n_plain);
+    ASSERT(v->plain.n == p->nodes[0] && v->marked.n == p->nodes[1]);
+    fill_bytes(v, p);
+    fill_text(v, p);
+}
+
+kvasir_status grammar_vocab_create(const struct tokenizer *t, uint32_t n_ids,
+                                   struct grammar_vocab **out, kvasir_error *err) {
+    struct vocab_plan plan;
+    kvasir_status status = KVASIR_OK;
+    if (!plan_make(&plan, t, n_ids))
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for a vocabulary of %u tokens",
+                    n_ids);
+    struct grammar_vocab *v = NULL;
+    if (n_ids > TRIE_NO_TOKEN || plan.nodes[0] > TRIE_NO_TOKEN || plan.nodes[1] > TRIE_NO_TOKEN)
+        status = fail(err, KVASIR_ERR_UNSUPPORTED,
+                      "a vocabulary of %u tokens is too large for grammars", n_ids);
+    else if (!(v = mem_calloc(1, memory_of(&plan))))
+        status =
+            fail(err, KVASIR_ERR_MEMORY, "not enough memory for a vocabulary of %u tokens", n_ids);
+    else
+        fill_vocab(v, &plan);
+    plan_free(&plan);
+    if (v)
+        *out = v;
+    return status;
+}
+
+void grammar_vocab_destroy(struct grammar_vocab *v) {
+    mem_free(v);
+}
+
+uint64_t grammar_vocab_bytes(const struct tokenizer *t, uint32_t n_ids) {
+    struct vocab_plan plan;
+    if (!plan_make(&plan, t, n_ids))
+        return 0;
+    const uint64_t bytes = memory_of(&plan);
+    plan_free(&plan);
+    return bytes;
+}
+
+struct text_span grammar_token_bytes(const struct grammar_vocab *v, int32_t token) {
+    if (token < 0 || (uint32_t)token >= v->n_ids)
+        return (struct text_span){"", 0};
+    return (struct text_span){(const char *)v->bytes + v->at[token],
+                              v->at[token + 1] - v->at[token]};
+}
+
+/* ---- walks ----------------------------------------------------------------------------------- */
+
+void vocab_add_text(const struct grammar_vocab *v, uint32_t room, uint64_t *bits) {
+    const uint32_t *at = v->chars_at, all = at[TOKEN_BYTES_MAX + 1];
+    const uint32_t n = room >= TOKEN_BYTES_MAX ? all : at[room + 1];
+    if (n < all / 2) {
+        for (uint32_t i = 0; i < n; i++)
+            bits[v->by_chars[i] / 64] |= 1ULL << v->by_chars[i] % 64;
+        return;
+    }
+    for (size_t i = 0, words = token_set_words(v->n_ids); i < words; i++)
+        bits[i] |= v->text[i];
+    for (uint32_t i = n; i < all; i++)
+        bits[v->by_chars[i] / 64] &= ~(1ULL << v->by_chars[i] % 64);
+}
+
+/* Asks the recognizer, after forgetting all but the path if the machine is full. */
+static uint32_t ask(struct machine *m, uint32_t *path, size_t depth, uint8_t byte) {
+    if (machine_is_full(m) && !machine_forget(m, path, depth))
+        return STATE_UNKNOWN;
+    return machine_ask(m, path[depth - 1], byte);
+}
+
+bool vocab_walk(const struct trie *t, struct machine *m, uint32_t *state, uint64_t *bits) {
+    uint32_t path[TOKEN_BYTES_MAX + 1]; /* path[d]: after d bytes */
+    path[0] = *state;
+    for (uint32_t i = 0; i < t->n;) {
+        const struct trie_node node = t->nodes[i];
+        uint32_t to = m->rows[path[node.depth - 1]][node.byte];
+        if (to == STATE_UNKNOWN)
+            to = ask(m, path, node.depth, node.byte);
+        if (to == STATE_UNKNOWN)
+            return false;
+        if (to == STATE_REFUSED) {
+            i += node.skip;
+            continue;
+        }
+        path[node.depth] = to;
+        if (node.token != TRIE_NO_TOKEN)
+            bits[node.token / 64] |= 1ULL << node.token % 64;
+        i++;
+    }
+    *state = path[0];
+    return true;
+}
