@@ -9,8 +9,8 @@
  * A *literal* is a node of the schema that must hold, or must not. A *goal* is a set of literals,
  * of one value: all of them hold. Its *branches* are its normal form: it holds if one of them does,
  * and each is of one type and has no combinators left, only what may be said member by member,
- * item by item and character by character. Goals of members and items stay goals, so that recursion is
- * natural. A goal that no value meets is *dead*; branches that need a dead one are dropped, so
+ * item by item and character by character. Goals of members and items stay goals, so that recursion
+ * is natural. A goal that no value meets is *dead*; branches that need a dead one are dropped, so
  * there are no dead ends.
  */
 #ifndef KVASIR_GRAMMAR_SCHEMA_H
