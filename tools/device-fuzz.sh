@@ -47,10 +47,11 @@ fi
 echo "device-fuzz: ${COMMIT:-no commit named}, $(date -u +%FT%TZ), $(nproc) cores," \
     "$seconds s, workers of a target: $*"
 grep -m1 'model name' /proc/cpuinfo || true
-# The run that reached an edge which none had reached before.
+# The run that reached an edge which none had reached before, or heard of one from another worker.
 last_edge() { # LOG
-    awk '$2 ~ /NEW|INITED|REDUCE/ { for (i = 3; i < NF; i++) if ($i == "cov:" && $(i + 1) > most) {
-        most = $(i + 1); at = substr($1, 2) } } END { print at + 0 }' "$1"
+    awk '$2 ~ /NEW|INITED|REDUCE|RELOAD/ {
+        for (i = 3; i < NF; i++) if ($i == "cov:" && $(i + 1) > most) {
+            most = $(i + 1); at = substr($1, 2) } } END { print at + 0 }' "$1"
 }
 run() { # TARGET WORKER
     local target=$1 log=$out/$1-$2.log grown=$out/corpus/$1 args=()
@@ -65,7 +66,8 @@ run() { # TARGET WORKER
         return 1
     }
     echo "$target, worker $2: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") runs," \
-        "$(sed -n 's/.*cov: \([0-9]*\).*/\1/p' "$log" | tail -1) edges, no finding," \
+        "$(sed -n 's/.*cov: \([0-9]*\).*/\1/p' "$log" | tail -1) edges" \
+        "($(sed -n 's/.*INITED cov: \([0-9]*\).*/\1/p' "$log") at the start), no finding," \
         "the last new edge at $(last_edge "$log")"
     rm "$log"
 }

@@ -25,105 +25,14 @@
  * names, except errors of a template, and that it cannot continue a last text.
  */
 #include "api/anthropic.h"
+#include "api/api_chat.h"
 #include "api/api_json.h"
 #include "util/json.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* "messages[2].content[0]" and "input": "messages[2].content[0].input" */
-static struct api_path member(const char *at, const char *name) {
-    struct api_path p;
-    snprintf(p.text, sizeof p.text, "%.80s.%.40s", at, name);
-    return p;
-}
-static struct api_path item(const char *at, size_t i) {
-    struct api_path p;
-    snprintf(p.text, sizeof p.text, "%.80s[%zu]", at, i);
-    return p;
-}
-
-/* A member that is a string; NULL with *err. */
-static json_t *string_of(json_t *object, const char *at, const char *name, struct api_error *err) {
-    json_t *value = api_get(object, name);
-    if (json_is_string(value))
-        return value;
-    api_wrong_type(err, member(at, name).text, value, "a string");
-    return NULL;
-}
-
-/* The type of a block; NULL with *err. */
-static const char *type_of(json_t *block, const char *at, struct api_error *err) {
-    if (!json_is_object(block)) {
-        api_wrong_type(err, at, block, "an object");
-        return NULL;
-    }
-    const char *type;
-    return api_word(api_get(block, "type"), member(at, "type").text, &type, err) ? type : NULL;
-}
-
 /* ---- messages -------------------------------------------------------------------------------- */
-
-/* OpenAI's messages as they grow. */
-struct chat {
-    json_t *messages;
-    /* the last message, not among them yet; role NULL: none */
-    const char *role;
-    struct text_buf text, thinking;
-    json_t *calls; /* array, or NULL */
-    struct api_error *err;
-};
-
-static void chat_free(struct chat *c) {
-    json_decref(c->messages);
-    json_decref(c->calls);
-    text_free(&c->text);
-    text_free(&c->thinking);
-}
-
-static json_t *string_json(const struct text_buf *b) {
-    return json_stringn(b->data ? b->data : "", b->len);
-}
-
-/* Takes message. */
-static bool append(struct chat *c, json_t *message) {
-    return json_array_append_new(c->messages, message) == 0 || api_no_memory(c->err);
-}
-
-/* Ends the last message. */
-static bool end_message(struct chat *c) {
-    if (!c->role)
-        return true;
-    bool silent = c->calls && c->text.len == 0; /* templates expect null then */
-    json_t *message = json_pack("{s:s, s:o}", "role", c->role, "content",
-                                silent ? json_null() : string_json(&c->text));
-    bool good = message != NULL;
-    if (good && c->calls)
-        good = json_object_set(message, "tool_calls", c->calls) == 0;
-    if (good && c->thinking.len)
-        good = json_object_set_new(message, "reasoning_content", string_json(&c->thinking)) == 0;
-    json_decref(c->calls);
-    c->calls = NULL;
-    c->role = NULL;
-    c->text.len = c->thinking.len = 0;
-    if (good)
-        return append(c, message);
-    json_decref(message);
-    return api_no_memory(c->err);
-}
-
-/* What follows is of this role. */
-static bool enter(struct chat *c, const char *role) {
-    if (c->role && strcmp(c->role, role) != 0 && !end_message(c))
-        return false;
-    c->role = role;
-    return true;
-}
-
-/* False: out of memory. */
-static bool add_text(struct text_buf *b, const char *text, size_t len) {
-    return (len == 0 || b->len == 0 || text_append(b, "\n", 1)) && text_append(b, text, len);
-}
 
 static bool add_system(struct text_buf *b, const char *text, size_t len) {
     static const char BILLING[] = "x-anthropic-billing-header:";
@@ -137,7 +46,7 @@ static bool add_system(struct text_buf *b, const char *text, size_t len) {
         text += n;
         len -= n;
     }
-    good = good && add_text(b, kept.data, kept.len);
+    good = good && api_add_line(b, kept.data, kept.len);
     text_free(&kept);
     return good;
 }
@@ -152,14 +61,14 @@ static bool add_texts(struct text_buf *b, json_t *content, const char *at,
         return api_wrong_type(err, at, content, "a string or an array of blocks");
     for (size_t i = 0; i < json_array_size(content); i++) {
         json_t *block = json_array_get(content, i), *text;
-        const struct api_path here = item(at, i);
-        const char *type = type_of(block, here.text, err);
+        const struct api_path here = api_item(at, i);
+        const char *type = api_type_of(block, here.text, err);
         if (!type)
             return false;
         if (strcmp(type, "text") != 0)
-            return api_refuse(err, member(here.text, "type").text,
+            return api_refuse(err, api_member(here.text, "type").text,
                               "\"%.40s\" is not supported, only text is", type);
-        if (!(text = string_of(block, here.text, "text", err)))
+        if (!(text = api_string_of(block, here.text, "text", err)))
             return false;
         if (!add(b, json_string_value(text), json_string_length(text)))
             return api_no_memory(err);
@@ -169,59 +78,53 @@ static bool add_texts(struct text_buf *b, json_t *content, const char *at,
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-static bool text_block(struct chat *c, json_t *block, const char *at) {
-    json_t *text = string_of(block, at, "text", c->err);
+static bool text_block(struct api_chat *c, json_t *block, const char *at) {
+    json_t *text = api_string_of(block, at, "text", c->err);
     if (!text)
         return false;
-    return add_text(&c->text, json_string_value(text), json_string_length(text)) ||
+    return api_add_line(&c->text, json_string_value(text), json_string_length(text)) ||
            api_no_memory(c->err);
 }
 
-static bool thinking_block(struct chat *c, json_t *block, const char *at) {
-    json_t *text = string_of(block, at, "thinking", c->err);
+static bool thinking_block(struct api_chat *c, json_t *block, const char *at) {
+    json_t *text = api_string_of(block, at, "thinking", c->err);
     if (!text)
         return false;
-    return add_text(&c->thinking, json_string_value(text), json_string_length(text)) ||
+    return api_add_line(&c->thinking, json_string_value(text), json_string_length(text)) ||
            api_no_memory(c->err);
 }
 
-static bool redacted_block(struct chat *c, json_t *block, const char *at) {
+static bool redacted_block(struct api_chat *c, json_t *block, const char *at) {
     (void)c, (void)block, (void)at;
     return true;
 }
 
-static bool tool_use_block(struct chat *c, json_t *block, const char *at) {
-    json_t *id = string_of(block, at, "id", c->err), *name, *input;
-    if (!id || !(name = string_of(block, at, "name", c->err)))
+static bool tool_use_block(struct api_chat *c, json_t *block, const char *at) {
+    json_t *id = api_string_of(block, at, "id", c->err), *name, *input;
+    if (!id || !(name = api_string_of(block, at, "name", c->err)))
         return false;
     input = api_get(block, "input");
     if (!json_is_object(input))
-        return api_wrong_type(c->err, member(at, "input").text, input, "an object");
-    if (!c->calls)
-        c->calls = json_array();
-    return json_array_append_new(c->calls,
-                                 json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function",
-                                           "function", "name", name, "arguments", input)) == 0 ||
-           api_no_memory(c->err);
+        return api_wrong_type(c->err, api_member(at, "input").text, input, "an object");
+    return api_chat_call(c, id, name, json_incref(input));
 }
 
-static bool tool_result_block(struct chat *c, json_t *block, const char *at) {
-    json_t *id = string_of(block, at, "tool_use_id", c->err), *content = api_get(block, "content"),
-           *failed = api_get(block, "is_error");
+static bool tool_result_block(struct api_chat *c, json_t *block, const char *at) {
+    json_t *id = api_string_of(block, at, "tool_use_id", c->err),
+           *content = api_get(block, "content"), *failed = api_get(block, "is_error");
     if (!id)
         return false;
     if (failed && !json_is_boolean(failed))
-        return api_wrong_type(c->err, member(at, "is_error").text, failed, "true or false");
+        return api_wrong_type(c->err, api_member(at, "is_error").text, failed, "true or false");
     struct text_buf text = {0}, result = {0};
-    bool good = !content || add_texts(&text, content, member(at, "content").text, add_text, c->err);
+    bool good =
+        !content || add_texts(&text, content, api_member(at, "content").text, api_add_line, c->err);
     if (good && !((!json_is_true(failed) || text_puts(&result, "Error: ")) &&
                   text_append(&result, text.data, text.len)))
         good = api_no_memory(c->err);
     if (good) {
         c->role = c->text.len ? c->role : NULL; /* no empty message before the first result */
-        good =
-            end_message(c) && append(c, json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id",
-                                                  id, "content", string_json(&result)));
+        good = api_chat_end(c) && api_chat_result(c, id, &result);
     }
     text_free(&text);
     text_free(&result);
@@ -230,7 +133,7 @@ static bool tool_result_block(struct chat *c, json_t *block, const char *at) {
 
 static const struct block_kind {
     const char *type, *role; /* NULL: of any */
-    bool (*read)(struct chat *c, json_t *block, const char *at);
+    bool (*read)(struct api_chat *c, json_t *block, const char *at);
 } BLOCKS[] = {
     {"text", NULL, text_block},
     {"tool_use", "assistant", tool_use_block},
@@ -239,8 +142,8 @@ static const struct block_kind {
     {"tool_result", "user", tool_result_block},
 };
 
-static bool read_block(struct chat *c, const char *role, json_t *block, const char *at) {
-    const char *type = type_of(block, at, c->err);
+static bool read_block(struct api_chat *c, const char *role, json_t *block, const char *at) {
+    const char *type = api_type_of(block, at, c->err);
     const struct block_kind *kind = NULL;
     if (!type)
         return false;
@@ -248,62 +151,62 @@ static bool read_block(struct chat *c, const char *role, json_t *block, const ch
         if (strcmp(type, BLOCKS[i].type) == 0)
             kind = &BLOCKS[i];
     if (!kind)
-        return api_refuse(c->err, member(at, "type").text,
+        return api_refuse(c->err, api_member(at, "type").text,
                           "\"%.40s\" is not supported, only text, tool_use, tool_result and "
                           "thinking are",
                           type);
     if (kind->role && strcmp(kind->role, role) != 0)
-        return api_refuse(c->err, member(at, "type").text,
+        return api_refuse(c->err, api_member(at, "type").text,
                           "\"%s\" blocks are not allowed in a message of the role \"%s\"", type,
                           role);
-    return enter(c, role) && kind->read(c, block, at);
+    return api_chat_enter(c, role) && kind->read(c, block, at);
 }
 
-static bool read_message(struct chat *c, json_t *message, const char *at) {
+static bool read_message(struct api_chat *c, json_t *message, const char *at) {
     static const char *const ROLES[] = {"user", "assistant", "system"};
     if (!json_is_object(message))
         return api_wrong_type(c->err, at, message, "an object");
     json_t *content = api_get(message, "content");
     const char *role = NULL, *given;
-    const struct api_path here = member(at, "content");
-    if (!api_word(api_get(message, "role"), member(at, "role").text, &given, c->err))
+    const struct api_path here = api_member(at, "content");
+    if (!api_word(api_get(message, "role"), api_member(at, "role").text, &given, c->err))
         return false;
     for (size_t i = 0; i < sizeof ROLES / sizeof *ROLES; i++)
         role = strcmp(given, ROLES[i]) == 0 ? ROLES[i] : role;
     if (!role)
-        return api_refuse(c->err, member(at, "role").text,
+        return api_refuse(c->err, api_member(at, "role").text,
                           "\"%.40s\" is not user, assistant or system", given);
     bool system = strcmp(role, "system") == 0;
     if (!json_is_array(content) || system)
-        return enter(c, role) &&
-               add_texts(&c->text, content, here.text, system ? add_system : add_text, c->err);
+        return api_chat_enter(c, role) &&
+               add_texts(&c->text, content, here.text, system ? add_system : api_add_line, c->err);
     for (size_t i = 0; i < json_array_size(content); i++)
-        if (!read_block(c, role, json_array_get(content, i), item(here.text, i).text))
+        if (!read_block(c, role, json_array_get(content, i), api_item(here.text, i).text))
             return false;
-    return json_array_size(content) > 0 || enter(c, role);
+    return json_array_size(content) > 0 || api_chat_enter(c, role);
 }
 
 /* The chat into `out`, with continue_final_message if the last message is an assistant's. */
-static bool read_chat(struct chat *c, json_t *body, json_t *out) {
+static bool read_chat(struct api_chat *c, json_t *body, json_t *out) {
     json_t *system = api_get(body, "system"), *messages = api_get(body, "messages");
     size_t n = json_array_size(messages);
     if (!json_is_array(messages))
         return api_wrong_type(c->err, "messages", messages, "an array");
     if (n == 0)
         return api_refuse(c->err, "messages", "is empty");
-    if (system &&
-        (!enter(c, "system") || !add_texts(&c->text, system, "system", add_system, c->err)))
+    if (system && (!api_chat_enter(c, "system") ||
+                   !add_texts(&c->text, system, "system", add_system, c->err)))
         return false;
     if (c->text.len == 0)
         c->role = NULL; /* it was empty */
     for (size_t i = 0; i < n; i++)
-        if (!read_message(c, json_array_get(messages, i), item("messages", i).text))
+        if (!read_message(c, json_array_get(messages, i), api_item("messages", i).text))
             return false;
     bool continues = c->role && strcmp(c->role, "assistant") == 0;
     if (continues && c->calls)
-        return api_refuse(c->err, member(item("messages", n - 1).text, "content").text,
+        return api_refuse(c->err, api_member(api_item("messages", n - 1).text, "content").text,
                           "the chat ends with tool_use: add its tool_result");
-    if (!end_message(c))
+    if (!api_chat_end(c))
         return false;
     if (json_object_set(out, "messages", c->messages) != 0 ||
         json_object_set_new(out, "continue_final_message", json_boolean(continues)) != 0)
@@ -319,19 +222,19 @@ static bool read_tool(json_t *tool, const char *at, json_t *out, struct api_erro
     json_t *type = api_get(tool, "type"), *about = api_get(tool, "description"),
            *schema = api_get(tool, "input_schema"), *strict = api_get(tool, "strict"), *name;
     const char *kind = "custom";
-    if (type && !api_word(type, member(at, "type").text, &kind, err))
+    if (type && !api_word(type, api_member(at, "type").text, &kind, err))
         return false;
     if (strcmp(kind, "custom") != 0)
-        return api_refuse(err, member(at, "type").text,
+        return api_refuse(err, api_member(at, "type").text,
                           "\"%.40s\" is not supported, only custom is", kind);
-    if (!(name = string_of(tool, at, "name", err)))
+    if (!(name = api_string_of(tool, at, "name", err)))
         return false;
     if (about && !json_is_string(about))
-        return api_wrong_type(err, member(at, "description").text, about, "a string");
+        return api_wrong_type(err, api_member(at, "description").text, about, "a string");
     if (!json_is_object(schema))
-        return api_wrong_type(err, member(at, "input_schema").text, schema, "an object");
+        return api_wrong_type(err, api_member(at, "input_schema").text, schema, "an object");
     if (strict && !json_is_boolean(strict))
-        return api_wrong_type(err, member(at, "strict").text, strict, "true or false");
+        return api_wrong_type(err, api_member(at, "strict").text, strict, "true or false");
     json_t *function = json_pack("{s:O, s:o, s:O, s:O*}", "name", name, "description",
                                  about ? json_incref(about) : json_string(""), "parameters", schema,
                                  "strict", strict);
@@ -349,7 +252,7 @@ static bool read_tools(json_t *body, json_t *out, struct api_error *err) {
     json_t *list = json_array();
     bool good = list || api_no_memory(err);
     for (size_t i = 0; good && i < json_array_size(tools); i++)
-        good = read_tool(json_array_get(tools, i), item("tools", i).text, list, err);
+        good = read_tool(json_array_get(tools, i), api_item("tools", i).text, list, err);
     if (good && json_object_set(out, "tools", list) != 0)
         good = api_no_memory(err);
     json_decref(list);
@@ -360,14 +263,14 @@ static bool read_tool_choice(json_t *body, json_t *out, struct api_error *err) {
     json_t *choice = api_get(body, "tool_choice");
     if (!choice)
         return true;
-    const char *type = type_of(choice, "tool_choice", err);
+    const char *type = api_type_of(choice, "tool_choice", err);
     if (!type)
         return false;
     const bool named = strcmp(type, "tool") == 0, any = strcmp(type, "any") == 0;
     if (!named && !any && strcmp(type, "auto") != 0 && strcmp(type, "none") != 0)
         return api_refuse(err, "tool_choice.type",
                           "\"%.40s\" is not \"auto\", \"any\", \"tool\" or \"none\"", type);
-    json_t *name = named ? string_of(choice, "tool_choice", "name", err) : NULL;
+    json_t *name = named ? api_string_of(choice, "tool_choice", "name", err) : NULL;
     if (named && !name)
         return false;
     json_t *single = api_get(choice, "disable_parallel_tool_use");
@@ -397,12 +300,12 @@ static bool check_edits(json_t *body, struct api_error *err) {
     if (edits && !json_is_array(edits))
         return api_wrong_type(err, "context_management.edits", edits, "an array");
     for (size_t i = 0; i < json_array_size(edits); i++) {
-        const struct api_path at = item("context_management.edits", i);
-        const char *type = type_of(json_array_get(edits, i), at.text, err);
+        const struct api_path at = api_item("context_management.edits", i);
+        const char *type = api_type_of(json_array_get(edits, i), at.text, err);
         if (!type)
             return false;
         if (strncmp(type, KNOWN, strlen(KNOWN)) != 0)
-            return api_refuse(err, member(at.text, "type").text, "\"%.40s\" is not supported",
+            return api_refuse(err, api_member(at.text, "type").text, "\"%.40s\" is not supported",
                               type);
     }
     return true;
@@ -424,7 +327,7 @@ static bool read_thinking(json_t *body, json_t *kwargs, struct api_error *err) {
     json_t *thinking = api_get(body, "thinking"), *budget = api_get(thinking, "budget_tokens");
     if (!thinking)
         return true;
-    const char *type = type_of(thinking, "thinking", err);
+    const char *type = api_type_of(thinking, "thinking", err);
     if (!type)
         return false;
     bool on = strcmp(type, "enabled") == 0 || strcmp(type, "adaptive") == 0;
@@ -454,15 +357,15 @@ static bool read_kwargs(json_t *body, json_t *out, struct api_error *err) {
 
 /* {"type": "json_schema", "schema": {..}}, at output_config.format and before at output_format */
 static bool read_format(json_t *format, const char *at, json_t *out, struct api_error *err) {
-    const char *type = type_of(format, at, err);
+    const char *type = api_type_of(format, at, err);
     if (!type)
         return false;
     if (strcmp(type, "json_schema") != 0)
-        return api_refuse(err, member(at, "type").text,
+        return api_refuse(err, api_member(at, "type").text,
                           "\"%.40s\" is not supported, only json_schema is", type);
     json_t *schema = api_get(format, "schema");
     if (!json_is_object(schema))
-        return api_wrong_type(err, member(at, "schema").text, schema, "an object");
+        return api_wrong_type(err, api_member(at, "schema").text, schema, "an object");
     return json_object_set_new(out, "response_format",
                                json_pack("{s:s, s:{s:O}}", "type", "json_schema", "json_schema",
                                          "schema", schema)) == 0 ||
@@ -543,43 +446,32 @@ enum api_want anthropic_wants(const char *name, size_t len, const char **known) 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
 json_t *anthropic_translate(json_t *body, bool count, struct api_error *err) {
-    struct chat chat = {.messages = json_array(), .err = err};
+    struct api_chat chat = {.messages = json_array(), .err = err};
     json_t *out = json_object();
     bool good = (out && chat.messages) || api_no_memory(err);
     good = good && check_supported(body, err) && copy_fields(body, count, out, err) &&
            read_tools(body, out, err) && read_tool_choice(body, out, err) &&
            read_kwargs(body, out, err) && read_output_config(body, out, err) &&
            read_formats(body, out, err) && read_chat(&chat, body, out);
-    chat_free(&chat);
+    api_chat_free(&chat);
     if (good)
         return out;
     json_decref(out);
     return NULL;
 }
 
-/* If the error's path begins with `from`, makes it begin with `to`. */
-static bool rename_path(struct api_error *err, const char *from, const char *to) {
-    size_t n = strlen(from);
-    struct api_error named = *err;
-    if (strncmp(err->param, from, n) != 0 || (err->param[n] && !strchr(".[", err->param[n])))
-        return false;
-    snprintf(named.param, sizeof named.param, "%s%.100s", to, err->param + n);
-    snprintf(named.text, sizeof named.text, "%s%.600s", to, err->text + n);
-    *err = named;
-    return true;
-}
-
-/* The same of what the answer must be: the path of a schema, of a tool's, of a tool's name. */
+/* Errors of what the answer must be: the path of a schema, of a tool's, of a tool's name. */
 static void rename_constraint(json_t *body, struct api_error *err) {
     static const char SCHEMA[] = "response_format.json_schema";
     const bool older = api_get(body, "output_format") != NULL;
-    rename_path(err, SCHEMA, older ? "output_format" : "output_config.format");
-    rename_path(err, "tool_choice.function", "tool_choice");
+    (void)api_rename(err, SCHEMA, older ? "output_format" : "output_config.format");
+    (void)api_rename(err, "tool_choice.function", "tool_choice");
     for (size_t i = 0; i < json_array_size(api_get(body, "tools")); i++) {
-        const struct api_path ours = item("tools", i), theirs = member(ours.text, "input_schema");
-        const struct api_path function = member(ours.text, "function");
-        rename_path(err, member(function.text, "parameters").text, theirs.text);
-        rename_path(err, function.text, ours.text);
+        const struct api_path ours = api_item("tools", i),
+                              theirs = api_member(ours.text, "input_schema");
+        const struct api_path function = api_member(ours.text, "function");
+        (void)api_rename(err, api_member(function.text, "parameters").text, theirs.text);
+        (void)api_rename(err, function.text, ours.text);
     }
 }
 
@@ -588,9 +480,9 @@ static void rename_error(json_t *body, json_t *translated, struct api_error *err
     size_t last = json_array_size(json_object_get(translated, "messages")) - 1,
            theirs = json_array_size(json_object_get(body, "messages")) - 1;
     for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++)
-        if (rename_path(err, FIELDS[i].openai, FIELDS[i].theirs))
+        if (api_rename(err, FIELDS[i].openai, FIELDS[i].theirs))
             return;
-    rename_path(err, item("messages", last).text, item("messages", theirs).text);
+    api_rename(err, api_item("messages", last).text, api_item("messages", theirs).text);
     rename_constraint(body, err);
 }
 

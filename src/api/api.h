@@ -18,6 +18,7 @@
 #include "api/api_request.h"
 #include "api/openai.h"
 #include "api/protocol.h"
+#include "api/responses.h"
 #include "api/text_endpoints.h"
 
 #endif

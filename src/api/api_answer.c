@@ -9,6 +9,14 @@
 
 #include "util/util.h"
 
+bool api_answer_good(const struct api_answer *a, struct api_error *err) {
+    static const kvasir_error CANCELLED = {
+        .code = KVASIR_ERR_CANCELLED, .offset = -1, .text = "cancelled"};
+    if (a->failed || a->cancelled)
+        api_error_of(err, a->failed ? &a->error : &CANCELLED);
+    return !a->failed && !a->cancelled;
+}
+
 void api_answer_free(struct api_answer *a) {
     for (uint32_t i = 0; a->choices && i < a->request->engine.n; i++) {
         mem_free(a->choices[i].text);

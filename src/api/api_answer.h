@@ -36,6 +36,8 @@ struct api_answer {
 /* False: out of memory. */
 bool api_answer_init(struct api_answer *a, const struct api_request *request);
 void api_answer_event(struct api_answer *a, const kvasir_event *event);
+/* False with *err: it failed or was cancelled. */
+bool api_answer_good(const struct api_answer *a, struct api_error *err);
 void api_answer_free(struct api_answer *a);
 
 #endif

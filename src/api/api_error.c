@@ -35,6 +35,17 @@ bool api_refuse(struct api_error *err, const char *path, const char *format, ...
     return false;
 }
 
+bool api_rename(struct api_error *err, const char *from, const char *to) {
+    size_t n = strlen(from);
+    struct api_error named = *err;
+    if (strncmp(err->param, from, n) != 0 || (err->param[n] && !strchr(".[", err->param[n])))
+        return false;
+    snprintf(named.param, sizeof named.param, "%s%.100s", to, err->param + n);
+    snprintf(named.text, sizeof named.text, "%s%.600s", to, err->text + n);
+    *err = named;
+    return true;
+}
+
 bool api_no_memory(struct api_error *err) {
     api_refuse(err, NULL, "out of memory");
     err->status = HTTP_SERVER_ERROR;

@@ -21,6 +21,9 @@ struct api_error {
 /* Fills *err with "path: why" and HTTP_BAD_REQUEST; returns false. path NULL: no field is at
  * fault. */
 bool api_refuse(struct api_error *err, const char *path, const char *format, ...) PRINTF_LIKE(3, 4);
+/* If the error's path begins with `from`, makes it begin with `to`: for protocols that are read as
+ * others. Whether it did. */
+bool api_rename(struct api_error *err, const char *from, const char *to);
 bool api_no_memory(struct api_error *err);
 /* A failed call of the library, as the client that sent the request should see it. */
 void api_error_of(struct api_error *out, const kvasir_error *err);

@@ -32,6 +32,18 @@ bool api_wrong_type(struct api_error *err, const char *path, json_t *value, cons
     return api_refuse(err, path, "is %s, not %s", type_name(value), wanted);
 }
 
+struct api_path api_member(const char *at, const char *name) {
+    struct api_path p;
+    snprintf(p.text, sizeof p.text, "%.80s.%.40s", at, name);
+    return p;
+}
+
+struct api_path api_item(const char *at, size_t i) {
+    struct api_path p;
+    snprintf(p.text, sizeof p.text, "%.80s[%zu]", at, i);
+    return p;
+}
+
 json_t *api_get(json_t *object, const char *name) {
     json_t *value = json_object_get(object, name);
     return json_is_null(value) ? NULL : value;
@@ -88,4 +100,21 @@ bool api_text(json_t *kept, const char *path, json_t *value, const char **out,
               struct api_error *err) {
     return api_word(value, path, out, err) &&
            (json_array_append(kept, value) == 0 || api_no_memory(err));
+}
+
+json_t *api_string_of(json_t *object, const char *at, const char *name, struct api_error *err) {
+    json_t *value = api_get(object, name);
+    if (json_is_string(value))
+        return value;
+    api_wrong_type(err, api_member(at, name).text, value, "a string");
+    return NULL;
+}
+
+const char *api_type_of(json_t *object, const char *at, struct api_error *err) {
+    if (!json_is_object(object)) {
+        api_wrong_type(err, at, object, "an object");
+        return NULL;
+    }
+    const char *type;
+    return api_word(api_get(object, "type"), api_member(at, "type").text, &type, err) ? type : NULL;
 }

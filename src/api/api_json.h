@@ -13,11 +13,19 @@ struct api_path {
     char text[API_PATH_MAX];
 };
 
+/* "messages[2].content[0]" and "input": "messages[2].content[0].input"; and the same with [i]. */
+struct api_path api_member(const char *at, const char *name);
+struct api_path api_item(const char *at, size_t i);
+
 /* The value is missing or not of the type `wanted`, as in "a string". Returns false. */
 bool api_wrong_type(struct api_error *err, const char *path, json_t *value, const char *wanted);
 
 /* A member; NULL if it is missing or null. */
 json_t *api_get(json_t *object, const char *name);
+/* A member that is a string; NULL with *err. */
+json_t *api_string_of(json_t *object, const char *at, const char *name, struct api_error *err);
+/* The member "type" of an object, a word; NULL with *err. */
+const char *api_type_of(json_t *object, const char *at, struct api_error *err);
 /* These leave *out unchanged if the member is missing. */
 bool api_flag(json_t *object, const char *name, bool *out, struct api_error *err);
 bool api_whole(json_t *object, const char *name, json_int_t min, json_int_t max, json_int_t *out,

@@ -33,6 +33,8 @@ void api_request_free(struct api_request *r) {
     free(r->shown_tokens);
     kvasir_free(r->xtc_special);
     free(r->logit_bias);
+    json_decref(r->echo);
+    json_decref(r->input);
     text_free(&r->constraint.grammar);
     kept_grammar_release(r->grammar);
     json_decref(r->kept);

@@ -13,6 +13,17 @@
 
 enum api_kind { API_CHAT, API_COMPLETIONS };
 
+/* Where responses are kept for requests that continue them; of one tenant. */
+struct responses_store {
+    void *user;
+    /* Appends the items of response `id`, with those of the responses before it. False with *err:
+     * there is none. */
+    bool (*recall)(void *user, const char *id, json_t *items, struct api_error *err);
+    /* Keeps a response and the items that were new in its request. `previous`: the one before it;
+     * NULL: none. It is not kept if there is no memory for it. */
+    void (*keep)(void *user, const char *previous, json_t *input, json_t *response);
+};
+
 /* What all requests of a server or batch share. */
 struct api_setup {
     const kvasir_tokenizer *tokenizer;
@@ -23,12 +34,14 @@ struct api_setup {
     uint32_t vocab;       /* token ids are below it */
     uint32_t max_choices; /* largest "n": the engine's max_running */
     uint32_t max_tokens;  /* default of requests; 0: as many as fit */
-    kvasir_sampling sampling;         /* likewise */
-    const kvasir_text_limits *limits; /* of work on texts; NULL: none */
-    struct grammar_cache *grammars;   /* NULL: grammars are written, and not compiled */
-    bool all_control;                 /* default of "control_tokens": "all" */
-    bool stream;                      /* "stream": true is allowed */
-    bool prompt_cache;                /* "prompt_cache", the path of a file, is allowed */
+    kvasir_sampling sampling;                /* likewise */
+    const kvasir_text_limits *limits;        /* of work on texts; NULL: none */
+    struct grammar_cache *grammars;          /* NULL: grammars are written, and not compiled */
+    bool all_control;                        /* default of "control_tokens": "all" */
+    bool stream;                             /* "stream": true is allowed */
+    const struct responses_store *responses; /* NULL: none are kept */
+    uint32_t ctx;                            /* tokens of a prompt and its answer; 0: not known */
+    bool prompt_cache;                       /* "prompt_cache", the path of a file, is allowed */
 };
 
 struct api_request {
@@ -54,6 +67,9 @@ struct api_request {
     int32_t *shown_tokens;        /* [engine.n_shown_tokens] */
     int32_t *xtc_special;         /* kvasir_free */
     kvasir_logit_bias *logit_bias;
+    /* Of /v1/responses: members of the answer that repeat the request's, and the new items. */
+    json_t *echo, *input;
+    bool store;   /* the response is kept */
     json_t *kept; /* array: references to strings of the body that are used */
 };
 void api_request_free(struct api_request *r);

@@ -272,12 +272,8 @@ static json_t *usage_json(const struct api_answer *a) {
 
 json_t *openai_answer_body(const struct api_answer *a, const struct api_setup *setup,
                            const char *id, int64_t created, struct api_error *err) {
-    if (a->failed || a->cancelled) {
-        static const kvasir_error CANCELLED = {
-            .code = KVASIR_ERR_CANCELLED, .offset = -1, .text = "cancelled"};
-        api_error_of(err, a->failed ? &a->error : &CANCELLED);
+    if (!api_answer_good(a, err))
         return NULL;
-    }
     bool chat = a->request->api == API_CHAT, good = true;
     json_t *choices = json_array();
     for (uint32_t i = 0; good && i < a->request->engine.n; i++)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* protocol.h: how requests of an API are read and its answers are written, behind one interface:
- * OpenAI's chats and completions (openai_stream.c), Anthropic's messages (anthropic_stream.c). */
+ * OpenAI's chats and completions (openai_stream.c) and responses (responses_stream.c), Anthropic's
+ * messages (anthropic_stream.c). */
 #ifndef API_PROTOCOL_H
 #define API_PROTOCOL_H
 
@@ -35,6 +36,7 @@ struct protocol {
     bool (*silence)(uint32_t prompt_done, uint32_t prompt_tokens, struct text_buf *out);
     bool (*failed)(const struct api_error *err, struct text_buf *out); /* in place of the rest */
 };
-extern const struct protocol PROTOCOL_CHAT, PROTOCOL_COMPLETIONS, PROTOCOL_MESSAGES;
+extern const struct protocol PROTOCOL_CHAT, PROTOCOL_COMPLETIONS, PROTOCOL_MESSAGES,
+    PROTOCOL_RESPONSES;
 
 #endif

@@ -28,7 +28,7 @@ struct serve_args {
     struct text_list api_keys, allowed_hosts, trusted_proxies;
     struct engine_args engine;
     struct chat_args chat;
-    uint64_t body_mib, request_mib;
+    uint64_t body_mib, request_mib, response_mib;
     uint32_t port, drain_timeout_s;
     bool quantize_stored, batching, prefix_cache, insecure_no_key, dry_run, json, quiet;
 };
@@ -133,6 +133,14 @@ static const struct option OPTIONS[] = {
     SECONDS_ROW("--text-timeout", server.text_timeout_s,
                 "seconds that a request may take to be parsed, rendered and tokenized, waiting "
                 "included"),
+    {.name = "--response-memory-mb", .value = "N", .kind = OPTION_U64, .min = 1, .max = 1 << 20,
+     ROW(response_mib),
+     .help = "memory, in MiB, for answers of /v1/responses that later requests continue by their "
+             "id; part of --request-memory-mb. The oldest leave first"},
+    {.name = "--response-ttl", .value = "S", .kind = OPTION_U32, .max = 365 * 86400,
+     ROW(server.response_ttl_s),
+     .help = "seconds that an answer of /v1/responses is kept after its last use; 0: none are "
+             "kept"},
     SECONDS_ROW("--keepalive", server.keepalive_s,
                 "seconds between keep-alive comments in a stream that has nothing else to send"),
     {.name = "--drain-timeout", .value = "S", .kind = OPTION_U32, .max = 86400, .initial = "30",
@@ -377,6 +385,7 @@ static int settle_flags(struct serve *s) {
     a->server.port = (uint16_t)a->port;
     a->server.max_body_bytes = a->body_mib << 20;
     a->server.request_memory_bytes = a->request_mib << 20;
+    a->server.response_bytes = a->response_mib << 20;
     a->server.max_choices = a->engine.options.max_running;
     int code = engine_args_options(&COMMAND, &a->engine, &s->options);
     if (!code)
@@ -597,6 +606,7 @@ int serve_main(int argc, char **argv) {
     a.server.sampling = kvasir_sampling_defaults();
     a.port = a.server.port;
     a.body_mib = a.server.max_body_bytes >> 20;
+    a.response_mib = a.server.response_bytes >> 20;
     if (options_read(&COMMAND, argc, argv, &a, &code))
         code = run_serve(&s);
     server_destroy(s.server);

@@ -23,6 +23,7 @@
 #include <xxhash.h>
 
 #include "grammar/pushdown.h"
+#include "util/json.h"
 
 enum {
     NESTED_MAX = 200, /* parentheses in each other */
@@ -416,6 +417,24 @@ static kvasir_status add_embed(struct reader *r, struct recognizer *one) {
     return add_pending(r, PUSHDOWN_EMBED, p->n_embeds++);
 }
 
+/* Errors have the place in the schema, or the expression, and what is wrong there. */
+static kvasir_status read_schema(struct reader *r) {
+    struct recognizer *one;
+    json_t *value;
+    size_t used;
+    skip_blanks(r, true);
+    struct text_span schema = {r->text.data + r->at, 4};
+    if (!take(r, "true")) {
+        if (json_load_first(schema.data, r->text.len - r->at, JSON_ALLOW_NUL, &used, &value, NULL))
+            return wrong_here(r, "this is no JSON schema");
+        json_decref(value);
+        schema.len = used;
+        r->at += used;
+    }
+    TRY(schema_compile(schema, r->budget, &one, r->err));
+    return add_embed(r, one);
+}
+
 static kvasir_status read_regex(struct reader *r) {
     struct text_buf text = {0};
     struct recognizer *one;
@@ -486,6 +505,8 @@ static kvasir_status read_item(struct reader *r, bool *found) {
         return read_group(r);
     if (take(r, "<"))
         return read_token(r);
+    if (take(r, "%json"))
+        return read_schema(r);
     if (take(r, "%regex"))
         return read_regex(r);
     if (peek(r) == '!' && r->at + 1 < r->text.len && r->text.data[r->at + 1] == '<')

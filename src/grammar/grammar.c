@@ -65,6 +65,7 @@ kvasir_status grammar_compile(enum grammar_kind kind, struct text_span text,
                               kvasir_error *err) {
     static kvasir_status (*const compile[GRAMMAR_KINDS])(struct text_span, struct grammar_budget *,
                                                          struct recognizer **, kvasir_error *) = {
+        [GRAMMAR_JSON_SCHEMA] = schema_compile,
         [GRAMMAR_REGEX] = regex_compile,
         [GRAMMAR_GBNF] = gbnf_compile,
     };
@@ -79,8 +80,6 @@ kvasir_status grammar_compile(enum grammar_kind kind, struct text_span text,
     const size_t good = utf8_check(text.data, text.len);
     if (good < text.len)
         return fail_at(err, KVASIR_ERR_ARGUMENT, (int64_t)good, "the text is not UTF-8");
-    if (!compile[kind])
-        return fail(err, KVASIR_ERR_UNSUPPORTED, "grammars of this kind are not supported");
     TRY(compile[kind](text, &budget, &r, err));
     return grammar_of(r, l->machine_bytes, out, err);
 }

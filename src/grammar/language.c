@@ -381,9 +381,9 @@ size_t language_bytes(const struct language *l) {
 }
 
 /* Whether the automaton is that of all strings. */
-static bool is_universe(const struct dfa *d) {
+static bool is_universe_from(const struct dfa *d) {
     struct dfa any;
-    if (d->n != 9 || !dfa_any(&any))
+    if (!dfa_any(&any))
         return false;
     uint32_t pair[16] = {0};
     bool same = true;
@@ -404,13 +404,27 @@ static bool is_universe(const struct dfa *d) {
     return same;
 }
 
+/* The state from which all strings are taken: there is one at most. */
+static uint32_t find_universe(const struct dfa *d) {
+    for (uint32_t s = 1; s < d->n; s++) {
+        if (!d->accepts[s] || dfa_next(d, s, 'a') != s || dfa_next(d, s, 0) != s)
+            continue;
+        struct dfa from = *d;
+        from.start = s;
+        if (is_universe_from(&from))
+            return s;
+    }
+    return 0;
+}
+
 static kvasir_status finish(struct grammar_budget *b, struct language *l, kvasir_error *err) {
     l->least = mem_calloc(l->dfa.n, sizeof *l->least);
     l->most = mem_calloc(l->dfa.n, sizeof *l->most);
     if (!l->least || !l->most)
         return language_no_memory(err);
     TRY(measure(b, l, err));
-    l->any = is_universe(&l->dfa);
+    l->universe = find_universe(&l->dfa);
+    l->any = l->universe && l->universe == l->dfa.start;
     if (l->max != LANGUAGE_UNBOUNDED && l->most[l->dfa.start] <= l->max)
         l->max = LANGUAGE_UNBOUNDED; /* it holds anyway */
     if (l->least[l->dfa.start] != LANGUAGE_UNBOUNDED && l->least[l->dfa.start] >= l->min)
@@ -542,6 +556,7 @@ bool language_is_any(const struct language *l) {
 
 /* Whether a string can be completed from here with an allowed number of characters. */
 static bool can_end(const struct language *l, uint32_t state, uint32_t count) {
+    DEBUG_ASSERT(state < l->dfa.n);
     if (!state)
         return false;
     const uint32_t least = l->min > count ? l->min - count : 0;
@@ -595,25 +610,39 @@ bool language_contains(const struct language *l, struct text_span string) {
     return good && language_accepts(l, at);
 }
 
+/* Whether a character of `from` to `to` can be completed: `value` are its bits so far, and `more`
+ * bytes are still to come. */
+static bool completes(const struct language *l, struct language_at at, uint32_t value, int more,
+                      uint32_t from, uint32_t to) {
+    const uint32_t low = value << 6 * more, high = low | ((1u << 6 * more) - 1);
+    if (high < from || low > to)
+        return false;
+    if (more == 0)
+        return true;
+    for (uint32_t bits = 0; bits < 64; bits++) {
+        struct language_at next = at;
+        if (language_step(l, &next, (uint8_t)(0x80 | bits)) &&
+            completes(l, next, value << 6 | bits, more - 1, from, to))
+            return true;
+    }
+    return false;
+}
+
 bool language_takes_any_of(const struct language *l, struct language_at at, uint32_t from,
                            uint32_t to) {
-    for (uint32_t c = from; c <= to; c++) {
-        char text[4];
-        if (c >= 0xd800 && c <= 0xdfff)
-            continue;
-        const size_t n = utf8_put(text, c);
+    for (uint32_t byte = 0; byte < 0xf5; byte++) {
+        const int more = byte < 0x80 ? 0 : byte < 0xe0 ? 1 : byte < 0xf0 ? 2 : 3;
         struct language_at next = at;
-        bool good = true;
-        for (size_t i = 0; good && i < n; i++)
-            good = language_step(l, &next, (uint8_t)text[i]);
-        if (good)
+        if ((byte >= 0x80 && byte < 0xc2) || !language_step(l, &next, (uint8_t)byte))
+            continue;
+        if (completes(l, next, more ? byte & (0x3fu >> more) : byte, more, from, to))
             return true;
     }
     return false;
 }
 
 uint32_t language_room(const struct language *l, struct language_at at) {
-    if (!l->any || l->min > at.count)
+    if (at.state != l->universe || !at.state || l->min > at.count)
         return 0;
     return l->max == LANGUAGE_UNBOUNDED ? LANGUAGE_UNBOUNDED : l->max - at.count;
 }

@@ -62,7 +62,9 @@
 #define IRELATIVE                                                                                  \
     "(?://" IAUTHORITY "(?:/" IPCHAR "*)*|/(?:" IPCHAR "+(?:/" IPCHAR "*)*)?|" ISEGMENT_NC         \
     "(?:/" IPCHAR "*)*|)"
-#define POINTER "(?:/(?:[^/~]|~[01])*)*"
+#define VARNAME  "(?:\\w|" PCT ")(?:\\.?(?:\\w|" PCT "))*"
+#define VARIABLE VARNAME "(?:\\*|:[1-9]\\d{0,3})?"
+#define POINTER  "(?:/(?:[^/~]|~[01])*)*"
 
 static const struct {
     const char *name, *expression;
@@ -81,6 +83,8 @@ static const struct {
     {"uri-reference", "(?:" SCHEME ":" HIER "|" RELATIVE ")" AFTER_PATH},
     {"iri", SCHEME ":" IHIER IAFTER_PATH},
     {"iri-reference", "(?:" SCHEME ":" IHIER "|" IRELATIVE ")" IAFTER_PATH},
+    {"uri-template",
+     "(?:[^\\x00-\\x20\"'<>\\\\^`{|}]|\\{[+#./;?&]?" VARIABLE "(?:," VARIABLE ")*\\})*"},
     {"uuid", "[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"},
     {"json-pointer", POINTER},
     {"relative-json-pointer", "(?:0|[1-9]\\d*)(?:#|" POINTER ")"},

@@ -29,7 +29,8 @@ void dfa_join_classes(const struct dfa *x, const struct dfa *y, struct dfa *out)
 struct language {
     atomic_uint refs;
     struct dfa dfa;
-    bool any; /* the automaton takes all strings: there are bounds only */
+    bool any;          /* the automaton takes all strings: there are bounds only */
+    uint32_t universe; /* the state from which the automaton takes all strings; 0: none */
     uint32_t min, max;
     /* Where both bounds can matter: reach[k][state]: a string can be completed with k more
      * characters; the same from the last k on. One bit each, rows of `words`. NULL: not needed. */

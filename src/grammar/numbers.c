@@ -58,6 +58,8 @@ static bool read_decimal(struct text_span text, struct decimal *d) {
         d->digits[d->n++] = (uint8_t)(*p - '0');
         d->point += !point;
     }
+    if (p > text.data && p[-1] == '.')
+        return false; /* digits follow a point */
     if (p < end && any && (*p == 'e' || *p == 'E')) {
         int32_t exponent = 0;
         p++;
@@ -498,7 +500,7 @@ bool numbers_contains(const struct numbers *n, struct text_span text) {
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-enum { WHOLE_MAX = 64, FRACTION_MAX = 64, EXPONENT_MAX = 4 };
+enum { WHOLE_MAX = 64, FRACTION_MAX = 64, EXPONENT_MAX = 2 };
 
 /* A number's text as far as it goes. */
 struct begun {

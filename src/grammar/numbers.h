@@ -40,8 +40,8 @@ bool numbers_contains(const struct numbers *n, struct text_span text);
 /* Reading a number's text: whether a text that begins with these bytes can become a number of the
  * set; whether it is one now. Numbers are as long as their value needs and no longer than
  * NUMBER_BYTES_MAX: digits that could go on for ever are bounded (64 of the whole part, 64 of the
- * fraction, 4 of the exponent). Of whole numbers, 12.5e3 and 10e-1 are refused while they are
- * read, so that "12.5" is not begun where it could only be saved by an exponent. */
+ * fraction, 2 of the exponent, so that all fit a double). Of whole numbers, 12.5e3 and 10e-1 are
+ * refused while they are read, so that "12.5" is not begun where only an exponent could save it. */
 enum { NUMBER_BYTES_MAX = 160 };
 bool numbers_can_begin(const struct numbers *n, struct text_span text);
 /* A short key for machine states: equal keys mean equal futures. Appends it; texts whose digits no

@@ -47,6 +47,7 @@ struct job {
     char id[JOB_ID_MAX], client_id[JOB_ID_MAX];
     const char *key; /* the tenant's; belongs to the options */
     struct tenant tenant;
+    struct responses_store responses; /* the tenant's */
     char *salt;
     char *body; /* its text, if it is logged */
     struct api_setup setup;
@@ -434,6 +435,16 @@ static bool new_id(const char *prefix, char out[JOB_ID_MAX], uint64_t *seed) {
     return true;
 }
 
+static bool recall(void *user, const char *id, json_t *items, struct api_error *err) {
+    const struct job *j = user;
+    return kept_recall(j->server->kept, j->key, id, items, err);
+}
+
+static void keep(void *user, const char *previous, json_t *input, json_t *response) {
+    const struct job *j = user;
+    kept_add(j->server->kept, j->key, previous, input, response);
+}
+
 static struct job *job_create(struct server *s, struct http_exchange *exchange,
                               const struct protocol *protocol, const struct tenant *tenant) {
     struct job *j = calloc(1, sizeof *j);
@@ -452,6 +463,10 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
     j->created = s->started_s + (j->sent_us - s->started_us) / 1000000;
     j->setup = s->setup;
     j->setup.sampling.seed = seed;
+    if (s->kept) {
+        j->responses = (struct responses_store){j, recall, keep};
+        j->setup.responses = &j->responses;
+    }
     read_client_id(j, exchange);
     pthread_mutex_init(&j->mutex, NULL);
     return j;

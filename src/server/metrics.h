@@ -106,7 +106,8 @@ struct server_figures {
     uint32_t unread;                     /* requests that wait for a worker to read them */
     struct mem_account_figures requests; /* what they own */
     struct grammar_figures grammars;
-    struct warm_figures warm; /* prompts 0: there are none */
+    struct warm_figures warm;            /* prompts 0: there are none */
+    uint64_t kept_responses, kept_bytes; /* of /v1/responses */
     const struct tenant_figures
         *tenants; /* [n_tenants], names differ; none: the server has no keys */
     size_t n_tenants;

@@ -357,6 +357,10 @@ static void process(struct metrics_page *p, const struct server_figures *f) {
           "Memory that requests own: bodies, JSON, texts, tokens, answers.");
     gauge(p, "kvasir_request_memory_peak_bytes", "", (double)f->requests.peak,
           "Most memory that requests ever owned.");
+    gauge(p, "kvasir_responses_kept", "", (double)f->kept_responses,
+          "Answers of /v1/responses that are kept.");
+    gauge(p, "kvasir_responses_kept_bytes", "", (double)f->kept_bytes,
+          "Memory of kept answers of /v1/responses, part of what requests own.");
     gauge(p, "kvasir_connections", "", f->connections, "Open connections.");
     gauge(p, "kvasir_requests_unread", "", f->unread, "Requests that wait to be parsed.");
     gauge(p, "kvasir_uptime_seconds", "", f->uptime_s, "Seconds since the server started.");

@@ -80,13 +80,16 @@ static enum http_step run_job(struct server *s, struct http_exchange *exchange,
 }
 
 static struct server_figures figures(struct server *s) {
+    const struct kept_figures kept = kept_figures(s->kept);
     struct server_figures f = {.model = s->options.model_name,
                                .created_s = s->started_s,
                                .connections = http_connections(s->http),
                                .unread = work_pool_waiting(s->work),
                                .requests = mem_account_figures(&s->requests),
                                .grammars = grammar_cache_figures(s->grammars),
-                               .warm = warm_figures(s->warm)};
+                               .warm = warm_figures(s->warm),
+                               .kept_responses = kept.responses,
+                               .kept_bytes = kept.bytes};
     metrics_figures(s->metrics, s->engine, metrics_now_us(), &f);
     return f;
 }
@@ -196,10 +199,16 @@ TEXT_FUNCTION(count_tokens) {
     return anthropic_count(setup, body, out, err);
 }
 
+TEXT_FUNCTION(count_input) {
+    (void)s;
+    return responses_count(setup, body, out, err);
+}
+
 static const struct text_kind TOKENIZE = {text_endpoint_wants, tokenize},
                               DETOKENIZE = {text_endpoint_wants, detokenize},
                               APPLY_TEMPLATE = {text_endpoint_wants, apply_template},
-                              COUNT_TOKENS = {anthropic_wants, count_tokens};
+                              COUNT_TOKENS = {anthropic_wants, count_tokens},
+                              COUNT_INPUT = {responses_wants, count_input};
 
 static enum http_step run_text(struct server *s, struct http_exchange *exchange,
                                const struct route *r, const struct tenant *t) {
@@ -260,6 +269,39 @@ static enum http_step run_explain(struct server *s, struct http_exchange *exchan
                                           : explain_recent(s, exchange, t);
 }
 
+/* GET and DELETE /v1/responses/ID, and GET /v1/responses/ID/input_items */
+static enum http_step run_response(struct server *s, struct http_exchange *exchange,
+                                   const struct route *r, const struct tenant *t) {
+    static const char END[] = "/input_items";
+    const bool forget = strcmp(r->method, "DELETE") == 0;
+    char id[JOB_ID_MAX + sizeof END];
+    snprintf(id, sizeof id, "%s", exchange->path + strlen("/v1/responses/"));
+    const size_t n = strlen(id), end = sizeof END - 1;
+    const bool input = !forget && n > end && strcmp(id + n - end, END) == 0;
+    if (input)
+        id[n - end] = 0;
+    bool found = false;
+    char *text = NULL;
+    if (s->kept && forget)
+        found = kept_forget(s->kept, t->key, id);
+    else if (s->kept)
+        text = kept_text(s->kept, t->key, id, input, &found);
+    if (!found)
+        return refuse(s, exchange, HTTP_NOT_FOUND,
+                      "no response with this id is kept: it was not stored, was deleted, is too "
+                      "old, or belongs to another key");
+    if (forget)
+        return reply_json(
+            s, exchange, HTTP_OK,
+            json_pack("{s:s, s:s, s:b}", "id", id, "object", "response", "deleted", 1));
+    if (text && !input)
+        return reply_text(s, exchange, HTTP_OK, text);
+    json_t *items = text ? json_loads(text, JSON_ALLOW_NUL, NULL) : NULL;
+    mem_free(text);
+    return reply_json(s, exchange, HTTP_OK,
+                      json_pack("{s:s, s:o, s:b}", "object", "list", "data", items, "has_more", 0));
+}
+
 static const struct route ROUTES[] = {
     {"POST", "/v1/chat/completions", "chat", KEY, run_job, &PROTOCOL_CHAT, NULL},
     {"POST", "/chat/completions", "chat", KEY, run_job, &PROTOCOL_CHAT,
@@ -268,6 +310,11 @@ static const struct route ROUTES[] = {
     {"POST", "/v1/messages", "messages", KEY, run_job, &PROTOCOL_MESSAGES, NULL},
     {"POST", "/v1/messages/count_tokens", "count_tokens", KEY, run_text, &PROTOCOL_MESSAGES,
      &COUNT_TOKENS},
+    {"POST", "/v1/responses", "responses", KEY, run_job, &PROTOCOL_RESPONSES, NULL},
+    {"POST", "/v1/responses/input_tokens", "input_tokens", KEY, run_text, &PROTOCOL_RESPONSES,
+     &COUNT_INPUT},
+    {"GET", "/v1/responses/", "response", KEY, run_response, NULL, NULL},
+    {"DELETE", "/v1/responses/", "response", KEY, run_response, NULL, NULL},
     {"POST", "/tokenize", "tokenize", KEY, run_text, NULL, &TOKENIZE},
     {"POST", "/detokenize", "detokenize", KEY, run_text, NULL, &DETOKENIZE},
     {"POST", "/apply-template", "apply_template", KEY, run_text, NULL, &APPLY_TEMPLATE},

@@ -27,6 +27,8 @@ struct server_options server_defaults(void) {
                                    .head_timeout_s = 10,
                                    .write_timeout_s = 30,
                                    .text_timeout_s = 30,
+                                   .response_bytes = 64 << 20,
+                                   .response_ttl_s = 86400,
                                    .keepalive_s = 5};
 }
 
@@ -211,16 +213,19 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
     const bool good = set_up_memory(s) && (s->grammars = grammar_cache_create(0, 0)) != NULL;
     set_up(s);
     kvasir_engine_get_context(engine, &info);
+    s->setup.ctx = info.ctx;
     s->metrics = metrics_create(info.ctx, s->started_us);
     s->most_prompt_tokens = most_prompt_tokens(s, info.ctx);
     s->work = work_pool_create();
     s->lookups = lookups_create();
+    const bool keeps = good && o->response_ttl_s && o->response_bytes;
+    s->kept = keeps ? kept_create(&s->requests, o->response_bytes, o->response_ttl_s) : NULL;
     s->log = o->on_log ? log_create(o->on_log, o->log_user) : NULL;
     s->accounts = accounts_create(o->max_waiting);
     s->needs_key = o->n_api_keys > 0;
     s->options.api_keys = NULL; /* borrowed until here */
     if (!good || !s->metrics || !s->accounts || !server_set_keys(s, o->api_keys, o->n_api_keys) ||
-        !s->work || !s->lookups || (o->on_log && !s->log)) {
+        !s->work || !s->lookups || (keeps && !s->kept) || (o->on_log && !s->log)) {
         server_destroy(s);
         return err->code;
     }
@@ -291,6 +296,7 @@ void server_destroy(struct server *s) {
     work_pool_destroy(s->work);
     log_destroy(s->log);
     lookups_destroy(s->lookups);
+    kept_destroy(s->kept);
     grammar_cache_destroy(s->grammars);
     metrics_destroy(s->metrics);
     accounts_destroy(s->accounts);

@@ -14,6 +14,7 @@
 #include "server/accounts.h"
 #include "server/log.h"
 #include "server/metrics.h"
+#include "server/responses_kept.h"
 #include "server/server.h"
 #include "server/warm.h"
 #include "server/work.h"
@@ -42,7 +43,8 @@ struct server {
     atomic_bool draining, stopping, model_lost;
     struct log *log; /* NULL: none is kept */
     struct work_pool *work;
-    struct lookups *lookups; /* of recent requests */
+    struct lookups *lookups;     /* of recent requests */
+    struct kept_responses *kept; /* NULL: none are */
     struct grammar_cache *grammars;
     uint32_t most_prompt_tokens; /* 0: any number */
     struct warm *warm;           /* NULL: no prompts are put into the cache */

@@ -136,9 +136,9 @@ static void test_beginnings(void **state) {
     assert_true(begins(n, "") && begins(n, "999985999949"));
     numbers_release(n);
     n = set("A");
-    assert_true(begins(n, "-") && begins(n, "-0.0e+9999"));
+    assert_true(begins(n, "-") && begins(n, "-0.0e+99"));
     assert_false(begins(n, "01") || begins(n, "+") || begins(n, ".") || begins(n, "1.e") ||
-                 begins(n, "1e00000"));
+                 begins(n, "1e000"));
     numbers_release(n);
 }
 

@@ -2,94 +2,8 @@
 /* TREE-7 of tree.h: which stored prompt is evicted when there are too many, what counts as a
  * prompt, and the limit on bytes. On the null backend; random programs: tests/sim/tree.c. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "backend/null/null.h"
-#include "cache/tree_internal.h"
-
-#include <cmocka.h>
-
-enum { LONG = 1000 };
-
-static kvasir_error err;
-
-struct world {
-    struct backend *backend;
-    struct kv_cache *cache;
-    struct prefix_tree *tree;
-};
-
-static struct world make_with(uint32_t window, uint64_t state_bytes, uint64_t budget_bytes) {
-    struct world w;
-    const struct kv_shape shape = {.layers = 2, .kv_heads = 2, .head_dim = 64, .window = window};
-    const struct kv_cache_options o = {.k = {.bits = 8},
-                                       .v = {.bits = 4},
-                                       .state_bytes = state_bytes,
-                                       .budget_bytes = budget_bytes};
-    assert_int_equal(backend_null_create(&w.backend, &err), KVASIR_OK);
-    assert_int_equal(kv_cache_create(w.backend, &shape, 1, &o, &w.cache, &err), KVASIR_OK);
-    assert_int_equal(tree_create(w.cache, 1000, &w.tree, &err), KVASIR_OK);
-    return w;
-}
-
-static struct world make(uint32_t window, uint64_t state_bytes) {
-    return make_with(window, state_bytes, 64 << 20);
-}
-
-static void unmake(struct world *w) {
-    tree_check(w->tree);
-    tree_destroy(w->tree);
-    assert_int_equal(kv_pool_stats(kv_cache_pool(w->cache)).used_bytes, 0);
-    kv_cache_destroy(w->cache);
-    backend_destroy(w->backend);
-}
-
-/* Tokens: `head` for the first `same`, then `tail`. */
-static const int32_t *prompt(int32_t head, uint32_t same, int32_t tail) {
-    static int32_t tokens[LONG];
-    for (uint32_t i = 0; i < LONG; i++)
-        tokens[i] = i < same ? head : tail;
-    return tokens;
-}
-
-struct running {
-    struct kv_seq *seq;
-    struct tree_cursor at;
-};
-
-/* Finds what it can of n tokens, runs the rest and stores them. Returns the hit's length. */
-static uint32_t begin(struct world *w, const char *salt, const int32_t *tokens, uint32_t n,
-                      struct running *r) {
-    struct tree_hit hit;
-    assert_int_equal(seq_create(w->cache, &r->seq, &err), KVASIR_OK);
-    assert_int_equal(
-        tree_resume(w->tree, salt, strlen(salt), tokens, n, r->seq, &r->at, &hit, &err), KVASIR_OK);
-    tree_count(w->tree, &r->at, tokens, n);
-    assert_int_equal(seq_prepare(r->seq, n - hit.length, &err), KVASIR_OK);
-    seq_commit(r->seq, tokens + hit.length, n - hit.length);
-    tree_store(w->tree, &r->at, r->seq, true);
-    return hit.length;
-}
-
-static void finish(struct world *w, struct running *r) {
-    seq_destroy(r->seq);
-    tree_close(w->tree, &r->at);
-    tree_check(w->tree);
-}
-
-static uint32_t request(struct world *w, const int32_t *tokens, uint32_t n) {
-    struct running r;
-    const uint32_t found = begin(w, "", tokens, n, &r);
-    finish(w, &r);
-    return found;
-}
-
-static uint32_t look(const struct world *w, const int32_t *tokens, uint32_t n) {
-    return tree_look(w->tree, "", 0, tokens, n).length;
-}
+#include "tree_world.h"
 
 static uint64_t ends(const struct world *w) {
     return tree_stats(w->tree).entries;
@@ -99,14 +13,14 @@ static uint64_t ends(const struct world *w) {
 
 static void test_the_oldest_prompt_goes_as_a_whole(void **state) {
     (void)state;
-    struct world w = make(0, 0);
+    struct world w = make(0, 0, 64 << 20);
     tree_limit(w.tree, 3, 0);
     for (int32_t i = 1; i <= 3; i++)
-        request(&w, prompt(i, LONG, 0), 300);
+        request(&w, prompt(i, LONG, 0), 300, 0);
     assert_int_equal(ends(&w), 3);
     assert_int_equal(tree_stats(w.tree).tokens, 900);
     const uint64_t nodes = tree_stats(w.tree).nodes;
-    request(&w, prompt(4, LONG, 0), 300);
+    request(&w, prompt(4, LONG, 0), 300, 0);
     assert_int_equal(ends(&w), 3);
     assert_int_equal(look(&w, prompt(1, LONG, 0), 300), 0); /* not a page of it is left */
     for (int32_t i = 2; i <= 4; i++)
@@ -114,8 +28,8 @@ static void test_the_oldest_prompt_goes_as_a_whole(void **state) {
     assert_int_equal(tree_stats(w.tree).nodes, nodes);
     assert_int_equal(tree_stats(w.tree).tokens, 900);
     assert_int_equal(tree_stats(w.tree).evicted_pages, 5);
-    request(&w, prompt(2, LONG, 0), 300); /* used again, so that 3 is older */
-    request(&w, prompt(5, LONG, 0), 300);
+    request(&w, prompt(2, LONG, 0), 300, 0); /* used again, so that 3 is older */
+    request(&w, prompt(5, LONG, 0), 300, 0);
     assert_int_equal(look(&w, prompt(3, LONG, 0), 300), 0);
     assert_int_equal(look(&w, prompt(2, LONG, 0), 300), 299);
     unmake(&w);
@@ -125,12 +39,12 @@ static void test_the_oldest_prompt_goes_as_a_whole(void **state) {
  * old. */
 static void test_a_beginning_that_is_used_stays(void **state) {
     (void)state;
-    struct world w = make(0, 0);
+    struct world w = make(0, 0, 64 << 20);
     tree_limit(w.tree, 2, 0);
-    request(&w, prompt(1, LONG, 0), 500);
-    request(&w, prompt(2, LONG, 0), 500);
-    assert_int_equal(request(&w, prompt(1, LONG, 0), 200), 199);
-    request(&w, prompt(3, LONG, 0), 500);
+    request(&w, prompt(1, LONG, 0), 500, 0);
+    request(&w, prompt(2, LONG, 0), 500, 0);
+    assert_int_equal(request(&w, prompt(1, LONG, 0), 200, 0), 199);
+    request(&w, prompt(3, LONG, 0), 500, 0);
     assert_int_equal(ends(&w), 2);
     assert_int_equal(look(&w, prompt(1, LONG, 0), 500), 200);
     assert_int_equal(look(&w, prompt(2, LONG, 0), 500), 0);
@@ -140,16 +54,16 @@ static void test_a_beginning_that_is_used_stays(void **state) {
 
 static void test_a_conversation_is_one_prompt(void **state) {
     (void)state;
-    struct world w = make(0, 0);
+    struct world w = make(0, 0, 64 << 20);
     tree_limit(w.tree, 2, 0);
-    request(&w, prompt(9, LONG, 0), 100);
+    request(&w, prompt(9, LONG, 0), 100, 0);
     for (uint32_t n = 50; n < 900; n += 77) { /* each turn continues the one before */
-        request(&w, prompt(1, LONG, 0), n);
+        request(&w, prompt(1, LONG, 0), n, 0);
         assert_int_equal(ends(&w), 2);
     }
     assert_int_equal(look(&w, prompt(9, LONG, 0), 100), 99);
     /* the beginning of a stored prompt adds no entry either */
-    request(&w, prompt(1, LONG, 0), 33);
+    request(&w, prompt(1, LONG, 0), 33, 0);
     assert_int_equal(ends(&w), 2);
     unmake(&w);
 }
@@ -157,10 +71,10 @@ static void test_a_conversation_is_one_prompt(void **state) {
 /* What two prompts share stays with the one that is not evicted. */
 static void test_a_shared_beginning_stays(void **state) {
     (void)state;
-    struct world w = make(0, 0);
+    struct world w = make(0, 0, 64 << 20);
     tree_limit(w.tree, 2, 0);
     for (int32_t i = 1; i <= 6; i++) {
-        const uint32_t found = request(&w, prompt(7, 200, i + 10), 400);
+        const uint32_t found = request(&w, prompt(7, 200, i + 10), 400, 0);
         assert_int_equal(found, i == 1 ? 0 : 200);
         assert_int_equal(ends(&w), i == 1 ? 1 : 2);
     }
@@ -172,11 +86,11 @@ static void test_a_shared_beginning_stays(void **state) {
 
 static void test_running_ones_do_not_count(void **state) {
     (void)state;
-    struct world w = make(0, 0);
+    struct world w = make(0, 0, 64 << 20);
     struct running r[5];
     tree_limit(w.tree, 1, 0);
     for (int32_t i = 0; i < 5; i++) {
-        begin(&w, "", prompt(i, LONG, 0), 200, &r[i]);
+        (void)begin(&w, "", prompt(i, LONG, 0), 200, 0, &r[i]);
         assert_int_equal(ends(&w), 0);
     }
     for (int32_t i = 0; i < 5; i++)
@@ -188,9 +102,9 @@ static void test_running_ones_do_not_count(void **state) {
     assert_int_equal(look(&w, prompt(4, LONG, 0), 200), 199);
     assert_int_equal(tree_stats(w.tree).tokens, 200);
     /* a sequence that continues the only stored prompt pins it */
-    begin(&w, "", prompt(4, LONG, 0), 300, &r[0]);
+    (void)begin(&w, "", prompt(4, LONG, 0), 300, 0, &r[0]);
     assert_int_equal(ends(&w), 0);
-    request(&w, prompt(8, LONG, 0), 200);
+    request(&w, prompt(8, LONG, 0), 200, 0);
     assert_int_equal(ends(&w), 1);
     assert_int_equal(look(&w, prompt(4, LONG, 0), 300), 299);
     finish(&w, &r[0]);
@@ -201,12 +115,12 @@ static void test_running_ones_do_not_count(void **state) {
 /* The limit is for all salts together; a root goes with its last prompt. */
 static void test_salts_share_the_limit(void **state) {
     (void)state;
-    struct world w = make(0, 0);
+    struct world w = make(0, 0, 64 << 20);
     struct running r;
     const char *const salts[] = {"a", "b", "c"};
     tree_limit(w.tree, 2, 0);
     for (int i = 0; i < 3; i++) {
-        begin(&w, salts[i], prompt(1, LONG, 0), 100, &r);
+        (void)begin(&w, salts[i], prompt(1, LONG, 0), 100, 0, &r);
         finish(&w, &r);
     }
     assert_int_equal(ends(&w), 2);
@@ -217,7 +131,7 @@ static void test_salts_share_the_limit(void **state) {
     assert_int_equal(ends(&w), 1);
     tree_limit(w.tree, 0, 0); /* no limit */
     for (int32_t i = 2; i < 20; i++)
-        request(&w, prompt(i, LONG, 0), 70);
+        request(&w, prompt(i, LONG, 0), 70, 0);
     assert_int_equal(ends(&w), 19);
     unmake(&w);
 }
@@ -231,12 +145,12 @@ static void test_bytes(void **state) {
         uint64_t state_bytes;
     } kinds[] = {{0, 0}, {100, 0}, {0, 4096}, {70, 8192}};
     for (int k = 0; k < 4; k++) {
-        struct world w = make(kinds[k].window, kinds[k].state_bytes);
+        struct world w = make(kinds[k].window, kinds[k].state_bytes, 64 << 20);
         const uint64_t most = 60000;
         tree_limit(w.tree, 0, most);
         uint64_t seen = 0;
         for (int32_t i = 0; i < 40; i++) {
-            request(&w, prompt(i % 13, 50 + (uint32_t)i * 5, i), 300);
+            request(&w, prompt(i % 13, 50 + (uint32_t)i * 5, i), 300, 0);
             assert_true(tree_stored_bytes(w.tree) <= most);
             seen = tree_stored_bytes(w.tree) > seen ? tree_stored_bytes(w.tree) : seen;
         }
@@ -244,8 +158,8 @@ static void test_bytes(void **state) {
         assert_true(tree_stats(w.tree).evicted_pages > 40);
         tree_limit(w.tree, 0, 1);
         assert_int_equal(tree_stored_bytes(w.tree), 0);
-        assert_int_equal(request(&w, prompt(1, LONG, 0), 500), 0);
-        assert_int_equal(request(&w, prompt(1, LONG, 0), 500), 0);
+        assert_int_equal(request(&w, prompt(1, LONG, 0), 500, 0), 0);
+        assert_int_equal(request(&w, prompt(1, LONG, 0), 500, 0), 0);
         assert_int_equal(tree_stats(w.tree).nodes, 0);
         unmake(&w);
     }
@@ -254,11 +168,11 @@ static void test_bytes(void **state) {
 /* The pool's figures for each kind of page add up to those for all pages. */
 static void test_kinds_of_pages(void **state) {
     (void)state;
-    struct world w = make(0, 8192);
+    struct world w = make(0, 8192, 64 << 20);
     struct running r;
     struct kv_pool_class c;
-    request(&w, prompt(1, LONG, 0), 300);
-    begin(&w, "", prompt(2, LONG, 0), 200, &r);
+    request(&w, prompt(1, LONG, 0), 300, 0);
+    (void)begin(&w, "", prompt(2, LONG, 0), 200, 0, &r);
     uint64_t live = 0, stored = 0, states = 0;
     uint32_t n = 0;
     for (; kv_pool_class(kv_cache_pool(w.cache), n, &c); n++) {
@@ -291,12 +205,12 @@ static void *check_and_forget(void *user) {
  * them: the engine's thread has a stack of 8 MiB, this one has 256 KiB. */
 static void test_a_path_of_one_token_nodes(void **state) {
     (void)state;
-    struct world w = make_with(0, 0, 1 << 30);
+    struct world w = make(0, 0, 1 << 30);
     struct running r;
     static int32_t tokens[DEEP];
     for (uint32_t i = 0; i < DEEP; i++)
         tokens[i] = (int32_t)(i % 1000);
-    begin(&w, "", tokens, 1, &r);
+    (void)begin(&w, "", tokens, 1, 0, &r);
     for (uint32_t i = 1; i < DEEP; i++) {
         assert_int_equal(seq_prepare(r.seq, 1, &err), KVASIR_OK);
         seq_commit(r.seq, tokens + i, 1);
@@ -320,16 +234,16 @@ static void test_a_path_of_one_token_nodes(void **state) {
  * whole again. */
 static void test_what_was_split_merges_again(void **state) {
     (void)state;
-    struct world w = make(0, 0);
+    struct world w = make(0, 0, 64 << 20);
     tree_limit(w.tree, 2, 0);
-    request(&w, prompt(1, LONG, 0), 320);
+    request(&w, prompt(1, LONG, 0), 320, 0);
     const uint64_t nodes = tree_stats(w.tree).nodes;
     for (uint32_t same = 250; same < 260; same++) { /* the next one evicts the one before */
-        request(&w, prompt(1, same, 2), 320);
-        request(&w, prompt(1, LONG, 0), 320);
+        request(&w, prompt(1, same, 2), 320, 0);
+        request(&w, prompt(1, LONG, 0), 320, 0);
     }
     struct running r;
-    begin(&w, "", prompt(3, LONG, 0), 320, &r); /* evicts the last of them */
+    (void)begin(&w, "", prompt(3, LONG, 0), 320, 0, &r); /* evicts the last of them */
     finish(&w, &r);
     assert_int_equal(look(&w, prompt(1, LONG, 0), 320), 319);
     assert_int_equal(tree_stats(w.tree).nodes, 2 * nodes - 1); /* and one root */
@@ -339,12 +253,12 @@ static void test_what_was_split_merges_again(void **state) {
 /* A leaf of the first page that was used twice: it is as good as one half the mean age younger. */
 static void test_uses_count_as_age(void **state) {
     (void)state;
-    struct world w = make(0, 0);
+    struct world w = make(0, 0, 64 << 20);
     uint32_t found = 0;
-    request(&w, prompt(1, LONG, 0), 60);
+    request(&w, prompt(1, LONG, 0), 60, 0);
     for (int32_t i = 2; i < 12; i++)
-        request(&w, prompt(i, LONG, 0), 60);
-    request(&w, prompt(1, LONG, 0), 60);
+        request(&w, prompt(i, LONG, 0), 60, 0);
+    request(&w, prompt(1, LONG, 0), 60, 0);
     assert_true(w.tree->mean_age > 0);
     for (uint32_t x = 0; x < w.tree->n_made; x++) {
         const struct node *n = &w.tree->nodes[x];

@@ -1,96 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What requests may ask of the tree (TREE-8 of tree.h): lives that end, prefixes that are evicted
  * last; and why a prompt is not found. On the null backend; random programs: tests/sim/tree.c. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tree_world.h"
 
-#include "backend/null/null.h"
-#include "cache/tree_internal.h"
-
-#include <cmocka.h>
-
-enum { LONG = 1000, ALL = UINT32_MAX };
-
-static kvasir_error err;
-
-struct world {
-    struct backend *backend;
-    struct kv_cache *cache;
-    struct prefix_tree *tree;
-};
-
-static struct world make(uint32_t window, uint64_t state_bytes, uint64_t budget_bytes) {
-    struct world w;
-    const struct kv_shape shape = {.layers = 2, .kv_heads = 2, .head_dim = 64, .window = window};
-    const struct kv_cache_options o = {.k = {.bits = 8},
-                                       .v = {.bits = 4},
-                                       .state_bytes = state_bytes,
-                                       .budget_bytes = budget_bytes};
-    assert_int_equal(backend_null_create(&w.backend, &err), KVASIR_OK);
-    assert_int_equal(kv_cache_create(w.backend, &shape, 1, &o, &w.cache, &err), KVASIR_OK);
-    assert_int_equal(tree_create(w.cache, 1000, &w.tree, &err), KVASIR_OK);
-    tree_remember_gone(w.tree);
-    return w;
-}
-
-static void unmake(struct world *w) {
-    tree_check(w->tree);
-    tree_destroy(w->tree);
-    assert_int_equal(kv_pool_stats(kv_cache_pool(w->cache)).used_bytes, 0);
-    kv_cache_destroy(w->cache);
-    backend_destroy(w->backend);
-}
-
-/* Tokens: `head` for the first `same`, then `tail`. */
-static const int32_t *prompt(int32_t head, uint32_t same, int32_t tail) {
-    static int32_t tokens[LONG];
-    for (uint32_t i = 0; i < LONG; i++)
-        tokens[i] = i < same ? head : tail;
-    return tokens;
-}
-
-struct running {
-    struct kv_seq *seq;
-    struct tree_cursor at;
-};
-
-/* Finds what it can of n tokens, runs the rest and stores all for so many seconds. */
-static struct running begin(struct world *w, const char *salt, const int32_t *tokens, uint32_t n,
-                            uint32_t seconds) {
-    struct running r;
-    struct tree_hit hit;
-    assert_int_equal(seq_create(w->cache, &r.seq, &err), KVASIR_OK);
-    assert_int_equal(tree_resume(w->tree, salt, strlen(salt), tokens, n, r.seq, &r.at, &hit, &err),
-                     KVASIR_OK);
-    tree_count(w->tree, &r.at, tokens, n);
-    assert_true(tree_make_room(w->tree, seq_need_bytes(r.seq, n, n, 0)));
-    assert_int_equal(seq_prepare(r.seq, n - hit.length, &err), KVASIR_OK);
-    seq_commit(r.seq, tokens + hit.length, n - hit.length);
-    tree_store_until(w->tree, &r.at, r.seq, true, tree_expiry(w->tree, seconds));
-    return r;
-}
-
-static void finish(struct world *w, struct running *r) {
-    seq_destroy(r->seq);
-    tree_close(w->tree, &r->at);
-    tree_check(w->tree);
-}
-
-static void request(struct world *w, const int32_t *tokens, uint32_t n, uint32_t seconds) {
-    struct running r = begin(w, "", tokens, n, seconds);
-    finish(w, &r);
-}
+enum { ALL = UINT32_MAX };
 
 static void pin(struct world *w, const char *salt, const int32_t *tokens, uint32_t n) {
-    struct running r = begin(w, salt, tokens, n, 0);
+    struct running r;
+    (void)begin(w, salt, tokens, n, 0, &r);
     tree_favour(w->tree, &r.at);
     finish(w, &r);
-}
-
-static uint32_t look(const struct world *w, const int32_t *tokens, uint32_t n) {
-    return tree_look(w->tree, "", 0, tokens, n).length;
 }
 
 /* ---- lives ----------------------------------------------------------------------------------- */
@@ -147,8 +66,10 @@ static void test_lives_end_while_they_are_used(void **state) {
     (void)state;
     struct world w = make(0, 0, 64 << 20);
     (void)tree_expire(w.tree, 100, ALL);
-    struct running a = begin(&w, "", prompt(1, LONG, 0), 300, 60);
-    struct running b = begin(&w, "", prompt(2, LONG, 0), 300, 60);
+    struct running a;
+    (void)begin(&w, "", prompt(1, LONG, 0), 300, 60, &a);
+    struct running b;
+    (void)begin(&w, "", prompt(2, LONG, 0), 300, 60, &b);
     assert_false(tree_expire(w.tree, 200, ALL));
     tree_check(w.tree);
     assert_int_equal(look(&w, prompt(1, LONG, 0), 300), 0);
@@ -256,7 +177,8 @@ static void test_forgetting_unpins(void **state) {
     pin(&w, "a", prompt(1, LONG, 0), 500);
     pin(&w, "b", prompt(1, LONG, 0), 500);
     const uint64_t both = tree_stats(w.tree).pinned_bytes;
-    struct running r = begin(&w, "b", prompt(1, LONG, 0), 500, 0);
+    struct running r;
+    (void)begin(&w, "b", prompt(1, LONG, 0), 500, 0, &r);
     tree_forget(w.tree, "a", 1);
     assert_true(tree_stats(w.tree).pinned_bytes == both / 2);
     tree_forget(w.tree, "b", 1); /* a cursor is there: it stays, and is not pinned any more */

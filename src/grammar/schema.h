@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* schema.h: what the files of the JSON Schema compiler share.
+ *
+ *     schema text --schema_read.c--> nodes, references
+ *     node        --schema_apply.c, _scalar, _object, _array--> branches
+ *     goals       --schema_compile.c--> which can be met, and what a recognizer needs
+ *     bytes       --schema_state.c, schema_string.c--> states
+ *
+ * A *literal* is a node of the schema that must hold, or must not. A *goal* is a set of literals,
+ * of one value: all of them hold. Its *branches* are its normal form: it holds if one of them does,
+ * and each is of one type and has no combinators left, only what may be said member by member,
+ * item by item and character by character. Goals of members and items stay goals, so that recursion
+ * is natural. A goal that no value meets is *dead*; branches that need a dead one are dropped, so
+ * there are no dead ends.
+ */
+#ifndef KVASIR_GRAMMAR_SCHEMA_H
+#define KVASIR_GRAMMAR_SCHEMA_H
+
+#include <jansson.h>
+
+#include "grammar/language.h"
+#include "grammar/numbers.h"
+
+enum schema_type {
+    SCHEMA_NULL,
+    SCHEMA_FALSE,
+    SCHEMA_TRUE,
+    SCHEMA_NUMBER,
+    SCHEMA_STRING,
+    SCHEMA_ARRAY,
+    SCHEMA_OBJECT,
+    SCHEMA_TYPES
+};
+
+enum {
+    GOAL_ANY, /* the empty set: any value */
+    GOAL_NONE,
+    SCHEMA_UNBOUNDED = UINT32_MAX,
+    SCHEMA_COUNTED_MAX = 3, /* constraints that count members or items */
+    SCHEMA_LEVELS_MAX = 64,
+    SCHEMA_BLANKS_MAX = 64,
+};
+
+/* Members with this name. */
+struct schema_named {
+    struct text_span name;
+    uint32_t goal;
+    bool required;
+};
+/* Members whose name is in `keys` and is none of those above; classes of a branch are disjoint. */
+struct schema_class {
+    const struct language *keys;
+    uint32_t goal;
+};
+/* Some member with a name in `keys` meets the goal; or min to max items from `from` on do. */
+struct schema_counted {
+    const struct language *keys;
+    uint32_t goal, min, max, from;
+};
+struct schema_branch {
+    enum schema_type type;
+    const struct numbers *numbers;
+    const struct language *strings;
+    /* of objects: sorted by name */
+    struct schema_named *named;
+    struct schema_class *classes;
+    uint32_t n_named, n_classes;
+    /* of arrays: the first items, and all others */
+    uint32_t *prefix, n_prefix, rest;
+    /* members or items */
+    uint32_t min, max;
+    struct schema_counted *counted;
+    uint32_t n_counted;
+};
+struct schema_list {
+    struct schema_branch *all;
+    size_t n, cap;
+};
+
+struct schema_chunk {
+    struct schema_chunk *next;
+    size_t used, size;
+};
+struct schema_id {
+    const char *id;
+    json_t *node;
+};
+struct schema_goal {
+    uint32_t *literals; /* [n]: node x 2, + 1 if it must not hold */
+    uint32_t n;
+    enum { GOAL_NEW, GOAL_OPEN, GOAL_DONE } state; /* of its branches */
+    struct schema_branch *branches;
+    uint32_t n_branches;
+    bool alive;
+};
+struct schema_compiler {
+    struct grammar_budget *b;
+    kvasir_error *err;
+    kvasir_status status;
+    json_t *root;
+    json_t *made; /* array: nodes that are in no text */
+    bool legacy;  /* up to draft 7: nothing beside $ref counts */
+    struct schema_id *ids;
+    size_t n_ids, ids_cap;
+    json_t **nodes;
+    size_t n_nodes, nodes_cap;
+    struct schema_goal *goals;
+    size_t n_goals, goals_cap;
+    struct schema_chunk *chunks;
+    struct language **languages;
+    size_t n_languages, languages_cap;
+    struct numbers **numbers;
+    size_t n_numbers, numbers_cap;
+    const struct language *any_string;
+    const struct numbers *any_number;
+    /* schema_apply and schema_branches, for the files that those call */
+    bool (*apply)(struct schema_compiler *c, const struct schema_list *in, json_t *node,
+                  bool negative, struct schema_list *out);
+    bool (*make_branches)(struct schema_compiler *c, uint32_t goal);
+    uint32_t depth, nested; /* of references and combinators; of goals in each other */
+};
+
+/* ---- schema_read.c --------------------------------------------------------------------------- */
+
+/* False, with c->status: at the node's keyword. code: ARGUMENT or UNSUPPORTED. */
+bool schema_fail(struct schema_compiler *c, kvasir_status code, json_t *node, const char *keyword,
+                 const char *why);
+bool schema_no_memory(struct schema_compiler *c);
+/* Steps and branches. */
+bool schema_take(struct schema_compiler *c, uint64_t steps);
+void *schema_alloc(struct schema_compiler *c, size_t n, size_t size); /* NULL: failed */
+bool schema_read(struct schema_compiler *c, struct text_span text);
+void schema_free(struct schema_compiler *c);
+/* The node of a reference; NULL: failed. */
+json_t *schema_resolve(struct schema_compiler *c, json_t *node, const char *keyword,
+                       const char *reference);
+/* Keeps a node that is in no text; NULL: failed. Takes it. */
+json_t *schema_make(struct schema_compiler *c, json_t *node);
+/* A set of literals with one more; false: failed. */
+bool schema_with(struct schema_compiler *c, uint32_t goal, json_t *node, bool negative,
+                 uint32_t *out);
+/* The union of two sets. */
+bool schema_join(struct schema_compiler *c, uint32_t x, uint32_t y, uint32_t *out);
+/* These keep what they are given and return it; NULL: failed. */
+const struct language *schema_language(struct schema_compiler *c, kvasir_status status,
+                                       struct language *l, json_t *node, const char *keyword);
+const struct numbers *schema_numbers(struct schema_compiler *c, kvasir_status status,
+                                     struct numbers *n, json_t *node, const char *keyword);
+struct text_span schema_text(json_t *string);
+bool schema_add(struct schema_compiler *c, struct schema_list *list,
+                const struct schema_branch *branch);
+void schema_list_free(struct schema_list *list);
+/* A whole number from 0 on, bounded; false: failed. */
+bool schema_count(struct schema_compiler *c, json_t *node, const char *keyword, uint32_t *out);
+
+/* ---- schema_apply.c -------------------------------------------------------------------------- */
+
+/* Appends what is left of each branch of `in` if the node must, or must not, hold. */
+bool schema_apply(struct schema_compiler *c, const struct schema_list *in, json_t *node,
+                  bool negative, struct schema_list *out);
+/* The goal's branches are made, unless that is under way. */
+bool schema_branches(struct schema_compiler *c, uint32_t goal);
+
+/* ---- by type: the same as schema_apply, for some keywords ------------------------------------ */
+
+/* schema_scalar.c: a value that is the same, or one of several; and numbers and strings. */
+bool schema_value(struct schema_compiler *c, const struct schema_list *in, json_t *node,
+                  json_t *values, bool negative, struct schema_list *out);
+bool schema_scalars(struct schema_compiler *c, const struct schema_list *in, json_t *node,
+                    struct schema_list *out);
+bool schema_not_scalars(struct schema_compiler *c, const struct schema_list *in, json_t *node,
+                        struct schema_list *out);
+/* schema_object.c */
+bool schema_objects(struct schema_compiler *c, const struct schema_list *in, json_t *node,
+                    struct schema_list *out);
+bool schema_not_objects(struct schema_compiler *c, const struct schema_list *in, json_t *node,
+                        struct schema_list *out);
+bool schema_is_object(struct schema_compiler *c, const struct schema_branch *b, json_t *value,
+                      struct schema_list *out);
+bool schema_is_no_object(struct schema_compiler *c, const struct schema_branch *b, json_t *value,
+                         struct schema_list *out);
+/* schema_array.c */
+bool schema_arrays(struct schema_compiler *c, const struct schema_list *in, json_t *node,
+                   struct schema_list *out);
+bool schema_not_arrays(struct schema_compiler *c, const struct schema_list *in, json_t *node,
+                       struct schema_list *out);
+bool schema_is_array(struct schema_compiler *c, const struct schema_branch *b, json_t *value,
+                     struct schema_list *out);
+bool schema_is_no_array(struct schema_compiler *c, const struct schema_branch *b, json_t *value,
+                        struct schema_list *out);
+
+/* ---- schema_compile.c: what a recognizer reads ----------------------------------------------- */
+
+/* A goal of one item or member, which then counts for the constraints of a set of bits. */
+struct schema_choice {
+    uint32_t goal, counts;
+};
+struct schema_choices {
+    struct schema_choice *all; /* only those that can be met */
+    uint32_t n;
+};
+/* A branch that can be met. */
+struct schema_plan {
+    struct schema_branch branch;
+    struct schema_choices *named, *classes; /* none: no such member */
+    struct schema_choices *prefix, rest;    /* of items */
+    uint32_t max;                           /* items, at most, that can be met */
+    uint32_t words;                         /* bits of `named`, in 64s */
+    uint32_t id;                            /* of its strings, for keys of the machine */
+};
+struct schema {
+    struct recognizer base; /* first */
+    struct schema_compiler c;
+    struct schema_plan *plans;
+    struct schema_range {
+        uint32_t first, n;
+    } * goals; /* [c.n_goals]: the plans of each */
+    uint32_t root;
+    size_t bytes;
+};
+
+/* schema_state.c */
+extern const struct recognizer_ops SCHEMA_OPS;
+
+#endif

@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* schema_compile.c: all goals that can come up, which of them some value meets, and their plans:
+ * what the recognizer needs of each branch.
+ *
+ * Members and items may count for some constraints (contains, or what the negation of others asks
+ * for): each has a choice of goals, one for each set of constraints that it counts for.
+ */
+#include <string.h>
+
+#include "grammar/schema.h"
+
+struct closure {
+    struct schema *s;
+    uint32_t *queue; /* goals in the order in which they came up */
+    size_t n, cap;
+    bool *seen; /* [seen_cap] */
+    size_t seen_cap;
+    size_t n_plans, plans_cap;
+};
+
+static bool reach(struct closure *c, uint32_t goal) {
+    const size_t before = c->seen_cap;
+    if (goal == GOAL_NONE)
+        return true;
+    if (!ARRAY_GROW(c->seen, c->seen_cap, (size_t)goal + 1))
+        return schema_no_memory(&c->s->c);
+    if (c->seen_cap > before)
+        memset(c->seen + before, 0, (c->seen_cap - before) * sizeof *c->seen);
+    if (c->seen[goal])
+        return true;
+    if (!ARRAY_GROW(c->queue, c->cap, c->n + 1))
+        return schema_no_memory(&c->s->c);
+    c->seen[goal] = true;
+    c->queue[c->n++] = goal;
+    return true;
+}
+
+/* ---- choices --------------------------------------------------------------------------------- */
+
+/* A goal's one literal must not hold instead. */
+static bool with_opposite(struct schema_compiler *c, uint32_t goal, uint32_t counted,
+                          uint32_t *out) {
+    const struct schema_goal g = c->goals[counted];
+    ASSERT(g.n <= 1);
+    if (g.n == 0) {
+        *out = GOAL_NONE;
+        return true;
+    }
+    return schema_with(c, goal, c->nodes[g.literals[0] / 2], !(g.literals[0] & 1), out);
+}
+
+/* The goal of a value that counts for these constraints and for none of the other eligible ones. */
+static bool choice_goal(struct schema_compiler *c, const struct schema_branch *b, uint32_t goal,
+                        uint32_t eligible, uint32_t counts, uint32_t *out) {
+    *out = goal;
+    for (uint32_t i = 0; i < b->n_counted; i++) {
+        const struct schema_counted *k = &b->counted[i];
+        if (!(eligible >> i & 1))
+            continue;
+        if (counts >> i & 1) {
+            if (!schema_join(c, *out, k->goal, out))
+                return false;
+        } else if (k->max != SCHEMA_UNBOUNDED && *out != GOAL_NONE) {
+            if (!with_opposite(c, *out, k->goal, out))
+                return false;
+        }
+    }
+    return true;
+}
+
+static bool choices(struct closure *c, const struct schema_branch *b, uint32_t goal,
+                    uint32_t eligible, struct schema_choices *out) {
+    struct schema_compiler *s = &c->s->c;
+    *out = (struct schema_choices){
+        .all = schema_alloc(s, (size_t)1 << b->n_counted, sizeof *out->all)};
+    if (!out->all)
+        return false;
+    for (uint32_t counts = 0; counts < 1u << b->n_counted; counts++) {
+        uint32_t one;
+        if (counts & ~eligible)
+            continue;
+        if (!choice_goal(s, b, goal, eligible, counts, &one) || !reach(c, one))
+            return false;
+        if (one != GOAL_NONE)
+            out->all[out->n++] = (struct schema_choice){one, counts};
+    }
+    return true;
+}
+
+/* ---- plans ----------------------------------------------------------------------------------- */
+
+static bool overlap(struct schema_compiler *c, const struct language *x, const struct language *y,
+                    bool *out) {
+    struct language *both;
+    const kvasir_status status = language_and(c->b, x, y, &both, c->err);
+    const struct language *kept = schema_language(c, status, status ? NULL : both, c->root, "");
+    *out = kept && !language_is_empty(kept);
+    return kept != NULL;
+}
+
+/* Names of their own are in no class. */
+static bool take_names_out(struct schema_compiler *c, struct schema_branch *b) {
+    struct text_span *names = schema_alloc(c, b->n_named, sizeof *names);
+    struct schema_class *classes = schema_alloc(c, b->n_classes, sizeof *classes);
+    struct language *l, *others;
+    if (!names || !classes)
+        return false;
+    for (uint32_t i = 0; i < b->n_named; i++)
+        names[i] = b->named[i].name;
+    kvasir_status status = language_literals(c->b, names, b->n_named, &l, c->err);
+    const struct language *named = schema_language(c, status, status ? NULL : l, c->root, "");
+    status = named ? language_not(c->b, named, &others, c->err) : c->status;
+    const struct language *rest = schema_language(c, status, status ? NULL : others, c->root, "");
+    for (uint32_t i = 0; rest && i < b->n_classes; i++) {
+        status = language_and(c->b, b->classes[i].keys, rest, &l, c->err);
+        classes[i] = b->classes[i];
+        if (!(classes[i].keys = schema_language(c, status, status ? NULL : l, c->root, "")))
+            return false;
+    }
+    b->classes = classes;
+    return rest != NULL;
+}
+
+/* Whether some class can be met is not known yet; that none has a goal is. */
+static bool has_classes(const struct schema_branch *b) {
+    for (uint32_t i = 0; i < b->n_classes; i++)
+        if (b->classes[i].goal != GOAL_NONE)
+            return true;
+    return false;
+}
+
+static bool plan_object(struct closure *c, struct schema_plan *p) {
+    struct schema_compiler *s = &c->s->c;
+    struct schema_branch *b = &p->branch;
+    if (b->n_named && has_classes(b) && !take_names_out(s, b))
+        return false;
+    p->words = (b->n_named + 63) / 64;
+    p->named = schema_alloc(s, b->n_named, sizeof *p->named);
+    p->classes = schema_alloc(s, b->n_classes, sizeof *p->classes);
+    if (!p->named || !p->classes)
+        return false;
+    for (uint32_t i = 0; i < b->n_named; i++) {
+        uint32_t eligible = 0;
+        for (uint32_t k = 0; k < b->n_counted; k++)
+            eligible |= (uint32_t)language_contains(b->counted[k].keys, b->named[i].name) << k;
+        if (!choices(c, b, b->named[i].goal, eligible, &p->named[i]))
+            return false;
+    }
+    for (uint32_t i = 0; i < b->n_classes; i++) {
+        uint32_t eligible = 0;
+        for (uint32_t k = 0; k < b->n_counted; k++) {
+            bool in;
+            if (!overlap(s, b->classes[i].keys, b->counted[k].keys, &in))
+                return false;
+            eligible |= (uint32_t)in << k;
+        }
+        if (language_is_empty(b->classes[i].keys))
+            p->classes[i] = (struct schema_choices){0};
+        else if (!choices(c, b, b->classes[i].goal, eligible, &p->classes[i]))
+            return false;
+    }
+    return true;
+}
+
+static bool plan_array(struct closure *c, struct schema_plan *p) {
+    const struct schema_branch *b = &p->branch;
+    p->prefix = schema_alloc(&c->s->c, b->n_prefix, sizeof *p->prefix);
+    if (!p->prefix)
+        return false;
+    for (uint32_t i = 0; i <= b->n_prefix; i++) {
+        uint32_t eligible = 0;
+        for (uint32_t k = 0; k < b->n_counted; k++)
+            eligible |= (uint32_t)(b->counted[k].from <= i) << k;
+        if (!choices(c, b, i < b->n_prefix ? b->prefix[i] : b->rest, eligible,
+                     i < b->n_prefix ? &p->prefix[i] : &p->rest))
+            return false;
+    }
+    return true;
+}
+
+static bool add_plans(struct closure *c, uint32_t goal) {
+    struct schema_compiler *s = &c->s->c;
+    if (!schema_branches(s, goal))
+        return false;
+    const struct schema_goal g = s->goals[goal];
+    for (uint32_t i = 0; i < g.n_branches; i++) {
+        struct schema_plan p = {.branch = g.branches[i], .id = (uint32_t)c->n_plans};
+        if ((p.branch.type == SCHEMA_OBJECT && !plan_object(c, &p)) ||
+            (p.branch.type == SCHEMA_ARRAY && !plan_array(c, &p)))
+            return false;
+        if (!budget_take(s->b, 8, sizeof p)) {
+            s->status = grammar_too_large(s->err, "#");
+            return false;
+        }
+        if (!ARRAY_GROW(c->s->plans, c->plans_cap, c->n_plans + 1))
+            return schema_no_memory(s);
+        c->s->plans[c->n_plans++] = p;
+    }
+    return true;
+}
+
+/* ---- what can be met ------------------------------------------------------------------------- */
+
+/* Bits of the constraints that some choice that can be met counts for; *any: there is a choice. */
+static uint32_t counted_by(const struct schema_compiler *c, const struct schema_choices *choices,
+                           bool *any) {
+    uint32_t bits = 0;
+    *any = false;
+    for (uint32_t i = 0; i < choices->n; i++)
+        if (c->goals[choices->all[i].goal].alive) {
+            bits |= choices->all[i].counts;
+            *any = true;
+        }
+    return bits;
+}
+
+/* Adds one place, or any number of them, to how often each constraint can be met. */
+static void count_place(const struct schema_branch *b, uint32_t bits, uint32_t places,
+                        uint32_t could[SCHEMA_COUNTED_MAX]) {
+    for (uint32_t k = 0; k < b->n_counted; k++)
+        if (bits >> k & 1)
+            could[k] = places == SCHEMA_UNBOUNDED || could[k] == SCHEMA_UNBOUNDED
+                           ? SCHEMA_UNBOUNDED
+                           : could[k] + places;
+}
+
+static bool all_counted(const struct schema_branch *b, const uint32_t could[SCHEMA_COUNTED_MAX]) {
+    for (uint32_t k = 0; k < b->n_counted; k++)
+        if (could[k] < b->counted[k].min || b->counted[k].min > b->max)
+            return false;
+    return true;
+}
+
+static bool object_alive(const struct schema_compiler *c, const struct schema_plan *p) {
+    const struct schema_branch *b = &p->branch;
+    uint32_t could[SCHEMA_COUNTED_MAX] = {0}, required = 0, possible = 0;
+    bool any, open = false;
+    for (uint32_t i = 0; i < b->n_named; i++) {
+        count_place(b, counted_by(c, &p->named[i], &any), 1, could);
+        if (b->named[i].required && !any)
+            return false;
+        required += b->named[i].required;
+        possible += any;
+    }
+    for (uint32_t i = 0; i < b->n_classes; i++) {
+        count_place(b, counted_by(c, &p->classes[i], &any), SCHEMA_UNBOUNDED, could);
+        open |= any;
+    }
+    return required <= b->max && (open || possible >= b->min) && all_counted(b, could);
+}
+
+static bool array_alive(const struct schema_compiler *c, struct schema_plan *p) {
+    const struct schema_branch *b = &p->branch;
+    uint32_t could[SCHEMA_COUNTED_MAX] = {0};
+    bool any = true;
+    p->max = b->max;
+    for (uint32_t i = 0; i < b->n_prefix && i < p->max; i++) {
+        const uint32_t bits = counted_by(c, &p->prefix[i], &any);
+        if (!any)
+            p->max = i;
+        else
+            count_place(b, bits, 1, could);
+    }
+    if (p->max > b->n_prefix) {
+        const uint32_t bits = counted_by(c, &p->rest, &any);
+        if (!any)
+            p->max = b->n_prefix;
+        else
+            count_place(b, bits,
+                        p->max == SCHEMA_UNBOUNDED ? SCHEMA_UNBOUNDED : p->max - b->n_prefix,
+                        could);
+    }
+    return b->min <= p->max && all_counted(b, could);
+}
+
+static bool plan_alive(const struct schema_compiler *c, struct schema_plan *p) {
+    return p->branch.type == SCHEMA_OBJECT  ? object_alive(c, p)
+           : p->branch.type == SCHEMA_ARRAY ? array_alive(c, p)
+                                            : true;
+}
+
+/* Goals are dead until a branch of theirs needs dead ones no longer. */
+static bool find_alive(struct closure *c) {
+    struct schema_compiler *s = &c->s->c;
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (size_t i = 0; i < c->n; i++) {
+            struct schema_goal *g = &s->goals[c->queue[i]];
+            const struct schema_range r = c->s->goals[c->queue[i]];
+            if (!schema_take(s, r.n + 1))
+                return false;
+            for (uint32_t k = r.first; !g->alive && k < r.first + r.n; k++)
+                if (plan_alive(s, &c->s->plans[k]))
+                    g->alive = changed = true;
+        }
+    }
+    return true;
+}
+
+static void keep_alive(const struct schema_compiler *c, struct schema_choices *choices) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < choices->n; i++)
+        if (c->goals[choices->all[i].goal].alive)
+            choices->all[n++] = choices->all[i];
+    choices->n = n;
+}
+
+/* Only what can be met is left. */
+static void prune(struct closure *c) {
+    struct schema *s = c->s;
+    for (size_t i = 0; i < c->n; i++) {
+        struct schema_range *r = &s->goals[c->queue[i]];
+        uint32_t n = 0;
+        for (uint32_t k = r->first; k < r->first + r->n; k++) {
+            struct schema_plan p = s->plans[k];
+            if (!plan_alive(&s->c, &p))
+                continue;
+            for (uint32_t j = 0; p.named && j < p.branch.n_named; j++)
+                keep_alive(&s->c, &p.named[j]);
+            for (uint32_t j = 0; p.classes && j < p.branch.n_classes; j++)
+                keep_alive(&s->c, &p.classes[j]);
+            for (uint32_t j = 0; p.prefix && j < p.branch.n_prefix; j++)
+                keep_alive(&s->c, &p.prefix[j]);
+            keep_alive(&s->c, &p.rest);
+            s->plans[r->first + n++] = p;
+        }
+        r->n = n;
+    }
+    for (size_t i = 0; i < c->n_plans; i++)
+        s->plans[i].id = (uint32_t)i;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static bool explore(struct closure *c) {
+    struct schema *s = c->s;
+    size_t cap = 0;
+    uint32_t root;
+    if (!schema_with(&s->c, GOAL_ANY, s->c.root, false, &root) || !reach(c, root))
+        return false;
+    for (size_t i = 0; i < c->n; i++) {
+        const size_t before = cap;
+        const uint32_t first = (uint32_t)c->n_plans, goal = c->queue[i];
+        if (!add_plans(c, goal))
+            return false;
+        if (!ARRAY_GROW(s->goals, cap, s->c.n_goals))
+            return schema_no_memory(&s->c);
+        memset(s->goals + before, 0, (cap - before) * sizeof *s->goals);
+        s->goals[goal] = (struct schema_range){first, (uint32_t)c->n_plans - first};
+    }
+    if (!find_alive(c))
+        return false;
+    prune(c);
+    ASSERT(root < s->c.n_goals);
+    if (root == GOAL_NONE || !s->c.goals[root].alive)
+        return schema_fail(&s->c, KVASIR_ERR_ARGUMENT, s->c.root, "", "no value meets this schema");
+    s->root = root;
+    s->bytes = c->n_plans * sizeof *s->plans + cap * sizeof *s->goals;
+    return true;
+}
+
+kvasir_status schema_compile(struct text_span text, struct grammar_budget *b,
+                             struct recognizer **out, kvasir_error *err) {
+    struct schema *s = mem_calloc(1, sizeof *s);
+    kvasir_error own;
+    if (!s)
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for a schema");
+    s->base.ops = &SCHEMA_OPS;
+    s->c.b = b;
+    s->c.err = err ? err : &own;
+    s->c.apply = schema_apply;
+    s->c.make_branches = schema_branches;
+    struct closure c = {.s = s};
+    const size_t before = b->bytes;
+    const bool good = schema_read(&s->c, text) && explore(&c);
+    mem_free(c.queue);
+    mem_free(c.seen);
+    const kvasir_status status = s->c.status;
+    if (!good) {
+        ASSERT(status);
+        SCHEMA_OPS.destroy(&s->base);
+        return status;
+    }
+    s->bytes += before - b->bytes;
+    s->c.err = NULL;
+    *out = &s->base;
+    return KVASIR_OK;
+}

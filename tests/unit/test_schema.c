@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* JSON Schema: each keyword and its opposite on hand-made cases; the suites of ../shared (real
+ * schemas with instances, and JSON-Schema-Test-Suite): of those that compile, valid instances are
+ * taken and
+ * invalid ones refused; no beginning that is taken is a dead end. */
+#include <jansson.h>
+
+#include "grammar_checks.h"
+
+#define SCHEMAS SHARED_DIR "/fixtures/json-schema"
+
+static kvasir_error why;
+
+static bool takes(struct grammar *g, const char *text) {
+    bool complete;
+    (void)taken_of(g, span(text), &complete);
+    return complete;
+}
+
+/* Random bytes that are taken: there is always one until the text may end. Spaces are rare, and
+ * bytes that close something likely, so that texts end. */
+static void check_walk(struct grammar *g, const char *schema, unsigned seed) {
+    struct grammar_place *p;
+    char text[3000];
+    size_t len = 0;
+    assert_int_equal(grammar_begin(g, &p, &why), KVASIR_OK);
+    for (; len < sizeof text; len++) {
+        uint8_t taken[600];
+        unsigned n = 0;
+        for (int byte = 0; byte < 255; byte++) {
+            struct grammar_place *q;
+            size_t one;
+            const char ch = (char)byte;
+            if ((len > 200 && (byte == '\\' || byte == '{' || byte == '[')) || byte == '\n' ||
+                byte == '\t' || byte == '\r')
+                continue;
+            assert_int_equal(grammar_place_copy(p, &q, &why), KVASIR_OK);
+            assert_int_equal(grammar_push(q, (struct text_span){&ch, 1}, &one, &why), KVASIR_OK);
+            const bool closes = byte == '"' || byte == '}' || byte == ']' || byte == ',';
+            for (int i = 0; one && i < (closes ? len > 60 && byte != ',' ? 80 : 4 : 1); i++)
+                taken[n++] = (uint8_t)byte;
+            grammar_place_destroy(q);
+        }
+        const enum grammar_end end = grammar_place_end(p);
+        if (end == GRAMMAR_ENDED || (end == GRAMMAR_MAY_END && len > 3))
+            break;
+        if (n == 0 && len <= 200)
+            fail_msg("%s: dead end after %.*s", schema, (int)len, text);
+        if (n == 0)
+            break; /* what is left out above */
+        seed = seed * 1103515245 + 12345;
+        text[len] = (char)taken[(seed >> 16) % n];
+        size_t one;
+        assert_int_equal(grammar_push(p, (struct text_span){text + len, 1}, &one, &why), KVASIR_OK);
+        assert_int_equal(one, 1);
+    }
+    grammar_place_destroy(p);
+}
+
+/* ---- by hand --------------------------------------------------------------------------------- */
+
+struct hand_case {
+    const char *schema, *good[4], *bad[4];
+};
+
+static void check_cases(const struct hand_case *cases, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        struct grammar *g = compiled(GRAMMAR_JSON_SCHEMA, cases[i].schema);
+        for (int k = 0; k < 4 && cases[i].good[k]; k++)
+            if (!takes(g, cases[i].good[k]))
+                fail_msg("%s does not take %s", cases[i].schema, cases[i].good[k]);
+        for (int k = 0; k < 4 && cases[i].bad[k]; k++)
+            if (takes(g, cases[i].bad[k]))
+                fail_msg("%s takes %s", cases[i].schema, cases[i].bad[k]);
+        for (unsigned seed = 1; seed < 6; seed++)
+            check_walk(g, cases[i].schema, seed);
+        grammar_release(g);
+    }
+}
+
+static void test_values(void **state) {
+    (void)state;
+    static const struct hand_case CASES[] = {
+        {"true", {"1", "\"a\"", "[{}]", "null"}, {"01", " 1", "nul", "1 "}},
+        {"{\"type\":\"object\"}", {"{}", "{\"a\":[1]}"}, {"[]", "{\"a\":1", "{} "}},
+        {"{\"type\":[\"integer\",\"null\"]}", {"-3", "null", "2.0", "1e2"}, {"1.5", "true"}},
+        {"{\"enum\":[\"a\",1,null,[2],{\"b\":3}]}",
+         {"\"a\"", "1", "[ 2 ]", "{\"b\":3}"},
+         {"\"b\"", "2", "[]", "{\"b\":4}"}},
+        {"{\"not\":{\"enum\":[\"a\",1,{\"b\":3}]}}",
+         {"\"b\"", "2", "{\"b\":4}", "{\"b\":3,\"c\":1}"},
+         {"\"a\"", "1", "1.0", "{\"b\":3}"}},
+        {"{\"minimum\":3,\"exclusiveMaximum\":5,\"type\":\"number\"}", {"3", "4.5"}, {"2", "5"}},
+        {"{\"type\":\"string\",\"minLength\":2,\"maxLength\":3,\"pattern\":\"^\\\\w*$\"}",
+         {"\"ab\"", "\"\\u0061b_\""},
+         {"\"a\"", "\"abcd\"", "\"a-\""}},
+        {"{\"const\":\"\xf0\x9f\x98\x80\"}", {"\"\\ud83d\\ude00\""}, {"\"\\ud83d\""}},
+    };
+    check_cases(CASES, sizeof CASES / sizeof *CASES);
+}
+
+static void test_objects(void **state) {
+    (void)state;
+    static const struct hand_case CASES[] = {
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":"
+         "\"string\"}},\"required\":[\"a\"],\"additionalProperties\":false}",
+         {"{\"a\":1}", "{\"b\":\"x\",\"a\":1}", "{ \"a\" : 1 , \"b\" : \"\" }"},
+         {"{}", "{\"b\":\"x\"}", "{\"a\":1,\"c\":2}", "{\"a\":1,\"a\":2}"}},
+        {"{\"type\":\"object\",\"patternProperties\":{\"^x\":{\"type\":\"null\"}},\"properties\":"
+         "{\"xa\":true}}",
+         {"{\"x\":null,\"y\":1}", "{\"xa\":null}"},
+         {"{\"x\":1}", "{\"xa\":1}"}},
+        {"{\"type\":\"object\",\"minProperties\":1,\"maxProperties\":2}",
+         {"{\"a\":1}", "{\"a\":1,\"b\":2}"},
+         {"{}", "{\"a\":1,\"b\":2,\"c\":3}"}},
+        {"{\"type\":\"object\",\"propertyNames\":{\"maxLength\":1}}",
+         {"{\"a\":1}"},
+         {"{\"ab\":1}"}},
+        {"{\"type\":\"object\",\"dependentRequired\":{\"a\":[\"b\"]}}",
+         {"{}", "{\"b\":1}", "{\"b\":1,\"a\":2}"},
+         {"{\"a\":1}"}},
+        {"{\"type\":\"object\",\"not\":{\"required\":[\"a\"]}}",
+         {"{}", "{\"b\":1}"},
+         {"{\"a\":1}"}},
+        {"{\"type\":\"object\",\"not\":{\"additionalProperties\":{\"type\":\"null\"}}}",
+         {"{\"a\":1}", "{\"a\":null,\"b\":2}"},
+         {"{}", "{\"a\":null}"}},
+        {"{\"if\":{\"properties\":{\"a\":{\"const\":1}},\"required\":[\"a\"]},\"then\":{"
+         "\"required\":"
+         "[\"b\"]},\"else\":{\"maxProperties\":1},\"type\":\"object\"}",
+         {"{\"a\":1,\"b\":2}", "{\"c\":1}"},
+         {"{\"a\":1}", "{\"c\":1,\"d\":1}"}},
+    };
+    check_cases(CASES, sizeof CASES / sizeof *CASES);
+}
+
+static void test_arrays(void **state) {
+    (void)state;
+    static const struct hand_case CASES[] = {
+        {"{\"type\":\"array\",\"prefixItems\":[{\"type\":\"integer\"}],\"items\":{\"type\":"
+         "\"string\"},\"minItems\":1,\"maxItems\":3}",
+         {"[1]", "[1,\"a\",\"b\"]"},
+         {"[]", "[\"a\"]", "[1,2]", "[1,\"a\",\"b\",\"c\"]"}},
+        {"{\"type\":\"array\",\"contains\":{\"type\":\"null\"},\"maxContains\":2}",
+         {"[null]", "[1,null,null]"},
+         {"[]", "[1]", "[null,null,null]"}},
+        {"{\"type\":\"array\",\"not\":{\"items\":{\"type\":\"null\"}}}",
+         {"[1]", "[null,1]"},
+         {"[]", "[null]"}},
+        {"{\"type\":\"array\",\"items\":false}", {"[]"}, {"[1]"}},
+    };
+    check_cases(CASES, sizeof CASES / sizeof *CASES);
+}
+
+static void test_combinators(void **state) {
+    (void)state;
+    static const struct hand_case CASES[] = {
+        {"{\"allOf\":[{\"type\":\"object\",\"required\":[\"a\"]},{\"properties\":{\"a\":{\"type\":"
+         "\"null\"}}}]}",
+         {"{\"a\":null}"},
+         {"{}", "{\"a\":1}"}},
+        {"{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"number\",\"minimum\":2}]}",
+         {"1", "2.5"},
+         {"1.5", "3", "\"a\""}},
+        {"{\"$ref\":\"#/$defs/"
+         "tree\",\"$defs\":{\"tree\":{\"type\":\"object\",\"properties\":{\"kids\":"
+         "{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/tree\"}}},\"additionalProperties\":"
+         "false}}}",
+         {"{}", "{\"kids\":[{\"kids\":[]},{}]}"},
+         {"{\"kids\":[1]}", "{\"x\":1}"}},
+        {"{\"anyOf\":[{\"const\":\"ab\"},{\"const\":\"ac\"},{\"type\":\"null\"}]}",
+         {"\"ab\"", "\"ac\"", "null"},
+         {"\"a\"", "\"ad\""}},
+    };
+    check_cases(CASES, sizeof CASES / sizeof *CASES);
+}
+
+static void refused(const char *schema, kvasir_status code, const char *text) {
+    struct grammar *g;
+    assert_int_equal(grammar_compile(GRAMMAR_JSON_SCHEMA,
+                                     (struct text_span){schema, strlen(schema)}, NULL, &g, &why),
+                     code);
+    if (!strstr(why.text, text))
+        fail_msg("%s: %s", schema, why.text);
+}
+
+static void test_what_is_refused(void **state) {
+    (void)state;
+    refused("{", KVASIR_ERR_ARGUMENT, "invalid JSON");
+    refused("[]", KVASIR_ERR_ARGUMENT, "a schema is an object, true or false");
+    refused("false", KVASIR_ERR_ARGUMENT, "no value meets this schema");
+    refused("{\"type\":\"integer\",\"minimum\":1,\"maximum\":0}", KVASIR_ERR_ARGUMENT, "no value");
+    refused("{\"properties\":{\"a\":{\"type\":\"thing\"}}}", KVASIR_ERR_ARGUMENT,
+            "#/properties/a/type: there is no such type");
+    refused("{\"properties\":{\"a\":{\"uniqueItems\":true}}}", KVASIR_ERR_UNSUPPORTED,
+            "#/properties/a/uniqueItems: cannot be enforced");
+    refused("{\"$ref\":\"http://example.org/x\"}", KVASIR_ERR_UNSUPPORTED,
+            "#/$ref: refers to another document");
+    refused("{\"$ref\":\"#/$defs/x\"}", KVASIR_ERR_ARGUMENT, "#/$ref: there is no schema");
+    refused("{\"$ref\":\"#\"}", KVASIR_ERR_UNSUPPORTED, "refers to itself without end");
+    refused("{\"pattern\":\"(\"}", KVASIR_ERR_ARGUMENT, "#/pattern: pattern, at character");
+    /* needs itself in full: no text is ever complete */
+    refused("{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}",
+            KVASIR_ERR_ARGUMENT, "no value meets this schema");
+}
+
+/* ---- suites ---------------------------------------------------------------------------------- */
+
+struct counts {
+    int schemas, compiled, wrong;
+};
+
+/* {"schema", "tests": [{"data", "valid"}]} */
+static void check_suite(json_t *one, const char *name, struct counts *counts) {
+    json_t *tests = json_object_get(one, "tests"), *test;
+    char *schema = json_dumps(json_object_get(one, "schema"), JSON_COMPACT | JSON_ENCODE_ANY);
+    struct grammar *g;
+    size_t i;
+    counts->schemas++;
+    if (grammar_compile(GRAMMAR_JSON_SCHEMA, (struct text_span){schema, strlen(schema)}, NULL, &g,
+                        &why) == KVASIR_OK) {
+        counts->compiled++;
+        json_array_foreach(tests, i, test) {
+            char *data = json_dumps(json_object_get(test, "data"),
+                                    JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+            const bool valid = json_is_true(json_object_get(test, "valid"));
+            if (takes(g, data) != valid) {
+                counts->wrong++;
+                print_message("%s, %zu: %s is not %s\n", name, i, data,
+                              valid ? "taken" : "refused");
+            }
+            free(data);
+        }
+        if (counts->schemas % 10 == 0)
+            check_walk(g, name, (unsigned)counts->schemas);
+        grammar_release(g);
+    }
+    free(schema);
+}
+
+/* An instance whose "userId" is 12345.0: no integer in draft 4, one in all later ones, as here. */
+enum { KNOWN_REAL = 1 };
+
+static void test_real_schemas(void **state) {
+    (void)state;
+    FILE *f = fopen(SCHEMAS "/maskbench.jsonl", "r");
+    struct counts counts = {0};
+    char *line = NULL;
+    size_t cap = 0;
+    if (!f) {
+        print_message("skipped: %s/maskbench.jsonl is not there\n", SCHEMAS);
+        skip();
+    }
+    while (getline(&line, &cap, f) > 0) {
+        json_t *one = json_loads(line, JSON_ALLOW_NUL, NULL);
+        if (one)
+            check_suite(one, json_string_value(json_object_get(one, "name")), &counts);
+        json_decref(one);
+    }
+    free(line);
+    fclose(f);
+    print_message("%d schemas, %d compile, %d instances wrong\n", counts.schemas, counts.compiled,
+                  counts.wrong);
+    assert_true(counts.compiled * 100 >= counts.schemas * 95);
+    assert_int_equal(counts.wrong, KNOWN_REAL);
+}
+
+/* Files of the suite whose instances all agree; `format` is an assertion here, and not there. */
+static void test_official_suite(void **state) {
+    (void)state;
+    static const char *const FILES[] = {"additionalProperties",
+                                        "allOf",
+                                        "anchor",
+                                        "anyOf",
+                                        "boolean_schema",
+                                        "contains",
+                                        "dependentRequired",
+                                        "dependentSchemas",
+                                        "dynamicRef",
+                                        "enum",
+                                        "exclusiveMaximum",
+                                        "exclusiveMinimum",
+                                        "if-then-else",
+                                        "items",
+                                        "maxContains",
+                                        "maximum",
+                                        "maxItems",
+                                        "maxLength",
+                                        "maxProperties",
+                                        "minContains",
+                                        "minimum",
+                                        "minItems",
+                                        "minLength",
+                                        "minProperties",
+                                        "multipleOf",
+                                        "not",
+                                        "oneOf",
+                                        "pattern",
+                                        "patternProperties",
+                                        "prefixItems",
+                                        "properties",
+                                        "propertyNames",
+                                        "ref",
+                                        "required",
+                                        "type",
+                                        "uniqueItems"};
+    struct counts counts = {0};
+    for (size_t i = 0; i < sizeof FILES / sizeof *FILES; i++) {
+        char path[1024];
+        json_t *all, *one;
+        size_t k;
+        snprintf(path, sizeof path, "%s/tests/draft2020-12/%s.json", SCHEMAS, FILES[i]);
+        all = json_load_file(path, JSON_ALLOW_NUL, NULL);
+        if (!all) {
+            print_message("skipped: %s is not there\n", path);
+            skip();
+        }
+        json_array_foreach(all, k, one) {
+            check_suite(one, FILES[i], &counts);
+        }
+        json_decref(all);
+    }
+    print_message("%d schemas, %d compile, %d instances wrong\n", counts.schemas, counts.compiled,
+                  counts.wrong);
+    assert_int_equal(counts.wrong, 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_values),          cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_arrays),          cmocka_unit_test(test_combinators),
+        cmocka_unit_test(test_what_is_refused), cmocka_unit_test(test_real_schemas),
+        cmocka_unit_test(test_official_suite),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
