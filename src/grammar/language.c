@@ -641,8 +641,9 @@ bool language_takes_any_of(const struct language *l, struct language_at at, uint
     return false;
 }
 
-uint32_t language_room(const struct language *l, struct language_at at) {
-    if (at.state != l->universe || !at.state || l->min > at.count)
-        return 0;
-    return l->max == LANGUAGE_UNBOUNDED ? LANGUAGE_UNBOUNDED : l->max - at.count;
+bool language_room(const struct language *l, struct language_at at, uint32_t *room) {
+    if (!at.state || at.state != l->universe || at.count > l->max)
+        return false;
+    *room = l->max == LANGUAGE_UNBOUNDED ? LANGUAGE_UNBOUNDED : l->max - at.count;
+    return true;
 }

@@ -68,8 +68,8 @@ bool language_accepts(const struct language *l, struct language_at at);
 bool language_takes_any_of(const struct language *l, struct language_at at, uint32_t from,
                            uint32_t to);
 
-/* Any characters may come, so many at most (LANGUAGE_UNBOUNDED: any number), and the string may end
- * at once: for a machine's text_key. 0: it is not so simple. */
-uint32_t language_room(const struct language *l, struct language_at at);
+/* Whether any characters may come, at most *room of them (LANGUAGE_UNBOUNDED: any number): for a
+ * machine's text_key. False: it is not so simple. */
+bool language_room(const struct language *l, struct language_at at, uint32_t *room);
 
 #endif

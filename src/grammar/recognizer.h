@@ -23,7 +23,10 @@ enum recognizer_step {
 /* Keys of text_key. */
 #define TEXT_KEY_ANY ((uint64_t)1)
 #define TEXT_KEY_OWN ((uint64_t)1 << 63)
-enum { TEXT_KEY_UNBOUNDED = UINT32_MAX };
+enum {
+    TEXT_KEY_UNBOUNDED = UINT32_MAX,
+    TEXT_KEY_LONG = 255, /* as many characters as a token can have: as good as unbounded */
+};
 
 struct recognizer;
 struct recognizer_ops {
@@ -36,9 +39,9 @@ struct recognizer_ops {
                                  struct text_buf *out);
     enum grammar_end (*end)(const struct recognizer *r, struct text_span state);
     /* Between two characters of a JSON string: not 0, and the same for all states that take the
-     * same bytes up to and without the next '"' or backslash. The machine then keeps one set of
-     * tokens without these two for all of them. 0: no such place. TEXT_KEY_ANY + n: any characters
-     * from U+0020 on may come, at most n of them (n = TEXT_KEY_UNBOUNDED: any number); nothing is
+     * same characters from U+0020 on up to and without the next '"' or backslash. The machine then
+     * keeps one set of such tokens for all of them. 0: no such place. TEXT_KEY_ANY + n: all such
+     * characters may come, at most n of them (n = TEXT_KEY_UNBOUNDED: any number); nothing is
      * computed for these. Other keys have the bit TEXT_KEY_OWN. NULL: there are no such places. */
     uint64_t (*text_key)(const struct recognizer *r, struct text_span state);
     /* Clears the bits of bytes that `step` refuses, where that is cheaper to say than to try: the

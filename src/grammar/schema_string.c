@@ -212,25 +212,29 @@ uint64_t schema_text_key(const struct recognizer *recognizer, struct text_span s
     const struct schema *s = (const struct schema *)recognizer;
     struct reading r;
     struct thread t;
-    uint64_t own = 14695981039346656037u;
+    uint64_t own = 0;
     uint32_t room = 0;
+    bool simple = true;
     reading_begin(&r, s, state);
     if ((r.head.phase != PHASE_STRING && r.head.phase != PHASE_KEY_TEXT) || r.head.escape ||
         r.head.inside)
         return 0;
     while (reading_next(&r, &t)) {
         const struct language *l = language_of_leaf(s, &t);
+        uint32_t mine;
         if (!l)
             return 0;
-        const uint32_t mine = language_room(l, t.head.at);
-        room = mine > room ? mine : room;
-        const uint64_t id = (uint64_t)(uintptr_t)l ^ (uint64_t)t.head.at.state << 32 ^
-                            (uint64_t)t.head.at.count << 8;
-        own = (own ^ id) * 1099511628211u;
-        own ^= own >> 29;
+        if (language_room(l, t.head.at, &mine))
+            room = max_u32(room, mine);
+        else
+            simple = false;
+        own = mix_bits(own ^ (uint64_t)(uintptr_t)l);
+        own = mix_bits(own ^ ((uint64_t)t.head.at.state << 32 | t.head.at.count));
     }
-    if (room == LANGUAGE_UNBOUNDED)
-        return TEXT_KEY_ANY + TEXT_KEY_UNBOUNDED;
+    /* No token has more characters than bytes: one thread that takes any text of that length takes
+     * what the others do. */
+    if (simple || room >= TEXT_KEY_LONG)
+        return TEXT_KEY_ANY + room;
     return own | TEXT_KEY_OWN;
 }
 

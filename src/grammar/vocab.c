@@ -18,16 +18,12 @@ struct sorted_token {
 struct vocab_plan {
     struct sorted_token *tokens; /* [n]: the plain ones, then the marked, each by their bytes */
     uint8_t *controls;           /* the bytes of control tokens */
-    uint32_t n, n_plain, n_text, n_ids;
+    uint32_t n, n_plain, n_ids;
     uint32_t nodes[2]; /* plain, marked */
     size_t bytes;
 };
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
-
-static bool is_marked(struct text_span bytes) {
-    return memchr(bytes.data, '"', bytes.len) || memchr(bytes.data, '\\', bytes.len);
-}
 
 /* Writes the bytes of a control token to `out`. */
 static struct text_span control_bytes(uint32_t id, uint8_t *out) {
@@ -49,16 +45,15 @@ static struct text_span usable_bytes(const struct tokenizer *t, uint32_t id, uin
     return bytes.len && memchr(bytes.data, CONTROL_FIRST, bytes.len) ? none : bytes;
 }
 
-/* The characters of a token that any JSON string may go on with between two characters; 0: it is no
- * such token. The last one may be incomplete. */
-static uint32_t text_chars(struct text_span bytes) {
+/* The characters of a plain token; 0: it is marked. */
+static uint32_t plain_chars(struct text_span bytes) {
     const uint8_t *data = (const uint8_t *)bytes.data;
     const size_t whole = utf8_check(bytes.data, bytes.len);
+    uint32_t n = 0;
     if (whole < bytes.len && utf8_length(data + whole, bytes.len - whole) != 0)
         return 0;
-    uint32_t n = 0;
     for (size_t i = 0; i < bytes.len; i++) {
-        if (data[i] < 0x20)
+        if (data[i] < 0x20 || data[i] == '"' || data[i] == '\\' || data[i] == 0x7f)
             return 0;
         n += (data[i] & 0xc0) != 0x80;
     }
@@ -106,9 +101,8 @@ static bool plan_make(struct vocab_plan *p, const struct tokenizer *t, uint32_t 
         struct sorted_token token = {usable_bytes(t, id, control), id, false};
         if (!token.bytes.len)
             continue;
-        token.marked = is_marked(token.bytes);
+        token.marked = plain_chars(token.bytes) == 0;
         p->n_plain += !token.marked;
-        p->n_text += !token.marked && text_chars(token.bytes) > 0;
         p->bytes += token.bytes.len;
         p->tokens[p->n++] = token;
     }
@@ -122,7 +116,7 @@ static bool plan_make(struct vocab_plan *p, const struct tokenizer *t, uint32_t 
 static size_t memory_of(const struct vocab_plan *p) {
     return sizeof(struct grammar_vocab) + token_set_words(p->n_ids) * sizeof(uint64_t) +
            ((size_t)p->nodes[0] + p->nodes[1]) * sizeof(struct trie_node) +
-           ((size_t)p->n_text + p->n_ids + 1) * sizeof(uint32_t) + p->bytes;
+           ((size_t)p->n_plain + p->n_ids + 1) * sizeof(uint32_t) + p->bytes;
 }
 
 /* ---- tries ----------------------------------------------------------------------------------- */
@@ -160,22 +154,19 @@ static void fill_bytes(struct grammar_vocab *v, const struct vocab_plan *p) {
         memcpy(v->bytes + v->at[p->tokens[i].id], p->tokens[i].bytes.data, p->tokens[i].bytes.len);
 }
 
-/* Sorts the tokens of any text by their number of characters, by counting. */
+/* Sorts the plain tokens by their number of characters, by counting. */
 static void fill_text(struct grammar_vocab *v, const struct vocab_plan *p) {
     uint32_t *at = v->chars_at, next[TOKEN_BYTES_MAX + 2];
     for (uint32_t i = 0; i < p->n_plain; i++)
-        at[text_chars(p->tokens[i].bytes)]++;
-    at[0] = 0; /* no such tokens */
+        at[plain_chars(p->tokens[i].bytes)]++;
     for (uint32_t chars = 0, sum = 0; chars <= TOKEN_BYTES_MAX + 1; chars++) {
         const uint32_t n = at[chars];
         at[chars] = next[chars] = sum;
         sum += n;
     }
     for (uint32_t i = 0; i < p->n_plain; i++) {
-        const uint32_t chars = text_chars(p->tokens[i].bytes), id = p->tokens[i].id;
-        if (!chars)
-            continue;
-        v->by_chars[next[chars]++] = id;
+        const uint32_t id = p->tokens[i].id;
+        v->by_chars[next[plain_chars(p->tokens[i].bytes)]++] = id;
         v->text[id / 64] |= 1ULL << id % 64;
     }
 }
@@ -189,7 +180,7 @@ static void fill_vocab(struct grammar_vocab *v, const struct vocab_plan *p) {
     v->plain.nodes = (struct trie_node *)(v->text + token_set_words(p->n_ids));
     v->marked.nodes = v->plain.nodes + p->nodes[0];
     v->by_chars = (uint32_t *)(v->marked.nodes + p->nodes[1]);
-    v->at = v->by_chars + p->n_text;
+    v->at = v->by_chars + p->n_plain;
     v->bytes = (uint8_t *)(v->at + p->n_ids + 1);
     trie_fill(&v->plain, p->tokens, p->n_plain);
     trie_fill(&v->marked, p->tokens + p->n_plain, p->n - p->n_plain);
@@ -264,22 +255,28 @@ static uint32_t ask(struct machine *m, uint32_t *path, size_t depth, uint8_t byt
 }
 
 bool vocab_walk(const struct trie *t, struct machine *m, uint32_t *state, uint64_t *bits) {
-    uint32_t path[TOKEN_BYTES_MAX + 1]; /* path[d]: after d bytes */
+    uint32_t path[TOKEN_BYTES_MAX + 1]; /* path[d]: the state after d bytes */
+    const uint32_t *rows[TOKEN_BYTES_MAX + 1];
     path[0] = *state;
+    rows[0] = m->rows[*state];
     for (uint32_t i = 0; i < t->n;) {
         const struct trie_node node = t->nodes[i];
-        uint32_t to = m->rows[path[node.depth - 1]][node.byte];
-        if (to == STATE_UNKNOWN)
+        uint32_t to = rows[node.depth - 1][node.byte];
+        if (to == STATE_UNKNOWN) {
             to = ask(m, path, node.depth, node.byte);
-        if (to == STATE_UNKNOWN)
-            return false;
-        if (to == STATE_REFUSED) {
+            for (unsigned d = 0; d < node.depth; d++) /* they may have moved */
+                rows[d] = m->rows[path[d]];
+        }
+        if (to <= STATE_REFUSED) {
+            if (to == STATE_UNKNOWN)
+                return false;
             i += node.skip;
             continue;
         }
         path[node.depth] = to;
-        if (node.token != TRIE_NO_TOKEN)
-            bits[node.token / 64] |= 1ULL << node.token % 64;
+        rows[node.depth] = m->rows[to];
+        const bool token = node.token != TRIE_NO_TOKEN;
+        bits[token ? node.token / 64 : 0] |= (uint64_t)token << node.token % 64;
         i++;
     }
     *state = path[0];

@@ -10,15 +10,16 @@
  *         o  "to"    |
  *       u  <---------'
  *
- * `marked` has the tokens with a '"' or a backslash, `plain` all others. In JSON strings the plain
- * ones are nearly the same everywhere (recognizer.h, text_key), and only the marked are walked.
+ * `plain` has the tokens of whole characters (the last may be incomplete) from U+0020 on without
+ * '"', backslash and DEL: any JSON string can go on with them. In strings they are nearly the same
+ * everywhere (recognizer.h, text_key), and only the others, `marked`, are walked.
  */
 #ifndef KVASIR_GRAMMAR_VOCAB_H
 #define KVASIR_GRAMMAR_VOCAB_H
 
 #include "grammar/automaton.h"
 
-enum { TOKEN_BYTES_MAX = UINT8_MAX, TRIE_NO_TOKEN = (1 << 24) - 1 };
+enum { TOKEN_BYTES_MAX = TEXT_KEY_LONG, TRIE_NO_TOKEN = (1 << 24) - 1 };
 
 struct trie_node {
     uint32_t byte : 8, skip : 24;   /* nodes up to the next one that does not begin like this */
