@@ -58,11 +58,13 @@ void machine_free(struct machine *m) {
     free_contents(m);
     text_free(&m->scratch);
     mem_free(m->rest);
+    mem_free(m->ranges);
     *m = (struct machine){0};
 }
 
 size_t machine_bytes(const struct machine *m) {
-    return m->used + m->scratch.cap;
+    return m->used + m->scratch.cap + token_set_words(m->n_ids) * sizeof *m->rest +
+           m->ranges_cap * sizeof *m->ranges;
 }
 
 /* ---- states ---------------------------------------------------------------------------------- */
@@ -212,8 +214,62 @@ bool machine_forget(struct machine *m, uint32_t *states, size_t n) {
         return false;
     fresh.scratch = m->scratch;
     fresh.rest = m->rest;
+    fresh.ranges = m->ranges;
+    fresh.ranges_cap = m->ranges_cap;
     *m = fresh;
     return true;
+}
+
+/* ---- states that take any text --------------------------------------------------------------- */
+
+uint64_t machine_text_key(const struct machine *m, uint32_t state) {
+    const struct recognizer_ops *ops = m->recognizer->ops;
+    return ops->text_key ? ops->text_key(m->recognizer, machine_block(m, state)) : 0;
+}
+
+/* Every byte of first .. last, and `more` continuation bytes after it, lead from `at` to `state`. */
+static bool all_lead_to(struct machine *m, uint32_t state, uint32_t at, unsigned first,
+                        unsigned last, unsigned more) {
+    uint32_t good = more ? STATE_UNKNOWN : state; /* checked */
+    for (unsigned b = first; b <= last; b++) {
+        const uint32_t to = machine_step(m, at, (uint8_t)b);
+        if (to == good && to != STATE_UNKNOWN)
+            continue;
+        if (to <= STATE_REFUSED || !more || !all_lead_to(m, state, to, 0x80, 0xbf, more - 1))
+            return false;
+        good = to;
+    }
+    return true;
+}
+
+/* The same for the bytes that follow lead bytes whose next byte is not any continuation byte. */
+static bool special_lead_to(struct machine *m, uint32_t state, uint8_t lead, unsigned first,
+                            unsigned last, unsigned more) {
+    const uint32_t at = machine_step(m, state, lead);
+    return at > STATE_REFUSED && all_lead_to(m, state, at, first, last, more);
+}
+
+static bool returns_always(struct machine *m, uint32_t s) {
+    static const char sample[] = "a ~{";
+    for (const char *c = sample; *c; c++)
+        if (machine_step(m, s, (uint8_t)*c) != s)
+            return false;
+    return all_lead_to(m, s, s, 0x20, '"' - 1, 0) && all_lead_to(m, s, s, '"' + 1, '\\' - 1, 0) &&
+           all_lead_to(m, s, s, '\\' + 1, 0x7e, 0) && all_lead_to(m, s, s, 0xc2, 0xdf, 1) &&
+           special_lead_to(m, s, 0xe0, 0xa0, 0xbf, 1) && all_lead_to(m, s, s, 0xe1, 0xec, 2) &&
+           special_lead_to(m, s, 0xed, 0x80, 0x9f, 1) && all_lead_to(m, s, s, 0xee, 0xef, 2) &&
+           special_lead_to(m, s, 0xf0, 0x90, 0xbf, 2) && all_lead_to(m, s, s, 0xf1, 0xf3, 3) &&
+           special_lead_to(m, s, 0xf4, 0x80, 0x8f, 2);
+}
+
+bool machine_is_text(struct machine *m, uint32_t state) {
+    if (m->states[state].text == TEXT_NOT_ASKED) {
+        const uint64_t key = machine_text_key(m, state);
+        const bool any = key && !(key & TEXT_KEY_OWN);
+        const bool yes = any ? key - TEXT_KEY_ANY >= TEXT_KEY_LONG : returns_always(m, state);
+        m->states[state].text = yes ? TEXT_YES : TEXT_NO;
+    }
+    return m->states[state].text == TEXT_YES;
 }
 
 /* ---- kept sets ------------------------------------------------------------------------------- */

@@ -28,17 +28,25 @@ struct kept_set {
     uint64_t data[];
 };
 
+/* Whether a state takes any characters of a JSON string: see machine_is_text. */
+enum text_state { TEXT_NOT_ASKED, TEXT_YES, TEXT_NO };
+
 struct machine_state {
     uint64_t hash;
     size_t at; /* its block in `blocks` */
     uint32_t len;
     uint8_t end;          /* enum grammar_end */
+    uint8_t text;         /* enum text_state */
     struct kept_set *set; /* tokens that may come next, those of its text key left out; NULL */
 };
 
 struct keyed_set {
     uint64_t key;
     struct kept_set *set;
+};
+
+struct node_range {
+    uint32_t from, to;
 };
 
 struct machine {
@@ -58,6 +66,8 @@ struct machine {
     uint64_t vocab; /* whose tokens the kept sets are */
     uint64_t *rest; /* [token_set_words] of that vocabulary, for grammar.c */
     uint32_t n_ids;
+    struct node_range *ranges; /* [ranges_cap], for vocab.c */
+    uint32_t ranges_cap;
 };
 
 /* Before each use: what it may cost. */
@@ -77,6 +87,11 @@ static inline uint32_t machine_step(struct machine *m, uint32_t state, uint8_t b
     const uint32_t to = m->rows[state][byte];
     return to != STATE_UNKNOWN ? to : machine_ask(m, state, byte);
 }
+
+/* Whether any number of characters from U+0020 on but '"', backslash and DEL may come. Asks the
+ * recognizer; false where that fails. */
+bool machine_is_text(struct machine *m, uint32_t state);
+uint64_t machine_text_key(const struct machine *m, uint32_t state);
 
 /* More than its limit: forget before more is asked. */
 static inline bool machine_is_full(const struct machine *m) {

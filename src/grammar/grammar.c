@@ -291,9 +291,9 @@ kvasir_status grammar_forced(struct grammar_place *p, size_t max, struct text_bu
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-static uint64_t text_key_of(const struct machine *m, uint32_t state) {
-    const struct recognizer_ops *ops = m->recognizer->ops;
-    return ops->text_key ? ops->text_key(m->recognizer, machine_block(m, state)) : 0;
+static uint64_t text_key_of(struct machine *m, uint32_t state) {
+    return machine_is_text(m, state) ? TEXT_KEY_ANY + TEXT_KEY_UNBOUNDED
+                                     : machine_text_key(m, state);
 }
 
 /* Adds the plain tokens of a JSON string. */
@@ -308,7 +308,7 @@ static bool add_text(struct machine *m, const struct grammar_vocab *v, uint64_t 
         kept_set_add(kept, bits, v->n_ids);
         return true;
     }
-    if (!vocab_walk(&v->plain, m, state, bits))
+    if (!vocab_walk(&v->plain, v->n_ids, m, state, bits))
         return false;
     machine_keep_keyed_set(m, key, bits);
     return true;
@@ -323,8 +323,8 @@ static bool add_rest(struct machine *m, const struct grammar_vocab *v, bool plai
         return true;
     }
     memset(m->rest, 0, words * sizeof *bits);
-    if (!vocab_walk(&v->marked, m, &state, m->rest) ||
-        (plain && !vocab_walk(&v->plain, m, &state, m->rest)))
+    if (!vocab_walk(&v->marked, v->n_ids, m, &state, m->rest) ||
+        (plain && !vocab_walk(&v->plain, v->n_ids, m, &state, m->rest)))
         return false;
     machine_keep_set(m, state, m->rest);
     for (size_t i = 0; i < words; i++)

@@ -6,7 +6,7 @@
 
 #include "grammar/vocab.h"
 
-enum { CONTROL_BYTES = 4, CONTROL_FIRST = 0xff };
+enum { CONTROL_BYTES = 4, CONTROL_FIRST = 0xff, SKIP_MIN = 12 };
 
 struct sorted_token {
     struct text_span bytes;
@@ -119,6 +119,11 @@ static size_t memory_of(const struct vocab_plan *p) {
            ((size_t)p->n_plain + p->n_ids + 1) * sizeof(uint32_t) + p->bytes;
 }
 
+/* What is behind the first d bytes is plain, too. */
+static bool is_plain_from(struct text_span bytes, size_t d) {
+    return plain_chars((struct text_span){bytes.data + d, bytes.len - d}) > 0;
+}
+
 /* ---- tries ----------------------------------------------------------------------------------- */
 
 static void trie_fill(struct trie *t, const struct sorted_token *tokens, uint32_t n) {
@@ -128,19 +133,23 @@ static void trie_fill(struct trie *t, const struct sorted_token *tokens, uint32_
         const struct text_span bytes = tokens[i].bytes;
         const size_t fresh = new_nodes(tokens, i, 0);
         for (size_t d = bytes.len - fresh + 1; d <= depth; d++)
-            t->nodes[path[d]].skip = (t->n - path[d]) & 0xffffff;
+            t->nodes[path[d]].skip = (t->n - path[d]) & (TRIE_NODES_MAX - 1);
         for (depth = bytes.len - fresh + 1; depth <= bytes.len; depth++) {
             path[depth] = t->n;
             t->nodes[t->n++] = (struct trie_node){
                 .byte = (uint8_t)bytes.data[depth - 1],
+                .calm = 1,
                 .depth = (uint8_t)depth,
                 .token = depth == bytes.len ? tokens[i].id & 0xffffff : TRIE_NO_TOKEN,
             };
         }
         depth = bytes.len;
+        for (size_t d = 1; d < depth; d++)
+            if (!is_plain_from(bytes, d))
+                t->nodes[path[d]].calm = 0;
     }
     for (size_t d = 1; d <= depth; d++)
-        t->nodes[path[d]].skip = (t->n - path[d]) & 0xffffff;
+        t->nodes[path[d]].skip = (t->n - path[d]) & (TRIE_NODES_MAX - 1);
 }
 
 /* ---- create and destroy ---------------------------------------------------------------------- */
@@ -182,6 +191,7 @@ static void fill_vocab(struct grammar_vocab *v, const struct vocab_plan *p) {
     v->by_chars = (uint32_t *)(v->marked.nodes + p->nodes[1]);
     v->at = v->by_chars + p->n_plain;
     v->bytes = (uint8_t *)(v->at + p->n_ids + 1);
+    v->plain.all = v->text;
     trie_fill(&v->plain, p->tokens, p->n_plain);
     trie_fill(&v->marked, p->tokens + p->n_plain, p->n - p->n_plain);
     ASSERT(v->plain.n == p->nodes[0] && v->marked.n == p->nodes[1]);
@@ -197,7 +207,7 @@ kvasir_status grammar_vocab_create(const struct tokenizer *t, uint32_t n_ids,
         return fail(err, KVASIR_ERR_MEMORY, "not enough memory for a vocabulary of %u tokens",
                     n_ids);
     struct grammar_vocab *v = NULL;
-    if (n_ids > TRIE_NO_TOKEN || plan.nodes[0] > TRIE_NO_TOKEN || plan.nodes[1] > TRIE_NO_TOKEN)
+    if (n_ids > TRIE_NO_TOKEN || plan.nodes[0] >= TRIE_NODES_MAX || plan.nodes[1] >= TRIE_NODES_MAX)
         status = fail(err, KVASIR_ERR_UNSUPPORTED,
                       "a vocabulary of %u tokens is too large for grammars", n_ids);
     else if (!(v = mem_calloc(1, memory_of(&plan))))
@@ -254,31 +264,80 @@ static uint32_t ask(struct machine *m, uint32_t *path, size_t depth, uint8_t byt
     return machine_ask(m, path[depth - 1], byte);
 }
 
-bool vocab_walk(const struct trie *t, struct machine *m, uint32_t *state, uint64_t *bits) {
+/* Adds the tokens of the nodes from .. to - 1, or takes them away. */
+static void put_nodes(const struct trie *t, struct node_range r, bool allowed, uint64_t *bits) {
+    for (uint32_t i = r.from; i < r.to; i++) {
+        const uint32_t token = t->nodes[i].token;
+        if (token == TRIE_NO_TOKEN)
+            continue;
+        if (allowed)
+            bits[token / 64] |= 1ULL << token % 64;
+        else
+            bits[token / 64] &= ~(1ULL << token % 64);
+    }
+}
+
+/* Adds the tokens of n ranges of nodes, or all and takes away those between the ranges, whichever is
+ * less work. */
+static void put_ranges(const struct trie *t, uint32_t n_ids, const struct node_range *ranges,
+                       uint32_t n, uint64_t *bits) {
+    uint32_t sum = 0, from = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += ranges[i].to - ranges[i].from;
+    if (!t->all || sum <= t->n / 2) {
+        for (uint32_t i = 0; i < n; i++)
+            put_nodes(t, ranges[i], true, bits);
+        return;
+    }
+    for (size_t i = 0, words = token_set_words(n_ids); i < words; i++)
+        bits[i] |= t->all[i];
+    for (uint32_t i = 0; i < n; i++) {
+        put_nodes(t, (struct node_range){from, ranges[i].from}, false, bits);
+        from = ranges[i].to;
+    }
+    put_nodes(t, (struct node_range){from, t->n}, false, bits);
+}
+
+/* Whether the nodes below this one need no walk. That is asked where they are many. */
+static bool skips_text(struct machine *m, struct trie_node node, uint32_t state) {
+    if (!node.calm || node.skip < SKIP_MIN)
+        return false;
+    return m->states[state].text == TEXT_NOT_ASKED ? machine_is_text(m, state)
+                                                   : m->states[state].text == TEXT_YES;
+}
+
+static bool add_range(struct machine *m, uint32_t from, uint32_t to, uint32_t *n) {
+    if (from == to)
+        return true;
+    if (!ARRAY_GROW(m->ranges, m->ranges_cap, *n + 1))
+        return false;
+    m->ranges[(*n)++] = (struct node_range){from, to};
+    return true;
+}
+
+bool vocab_walk(const struct trie *t, uint32_t n_ids, struct machine *m, uint32_t *state,
+                uint64_t *bits) {
     uint32_t path[TOKEN_BYTES_MAX + 1]; /* path[d]: the state after d bytes */
-    const uint32_t *rows[TOKEN_BYTES_MAX + 1];
+    uint32_t n = 0, from = 0;           /* ranges; where the next one begins */
     path[0] = *state;
-    rows[0] = m->rows[*state];
     for (uint32_t i = 0; i < t->n;) {
         const struct trie_node node = t->nodes[i];
-        uint32_t to = rows[node.depth - 1][node.byte];
-        if (to == STATE_UNKNOWN) {
+        uint32_t to = m->rows[path[node.depth - 1]][node.byte];
+        if (to == STATE_UNKNOWN)
             to = ask(m, path, node.depth, node.byte);
-            for (unsigned d = 0; d < node.depth; d++) /* they may have moved */
-                rows[d] = m->rows[path[d]];
-        }
         if (to <= STATE_REFUSED) {
-            if (to == STATE_UNKNOWN)
+            if (to == STATE_UNKNOWN || !add_range(m, from, i, &n))
                 return false;
             i += node.skip;
+            from = i;
             continue;
         }
         path[node.depth] = to;
-        rows[node.depth] = m->rows[to];
-        const bool token = node.token != TRIE_NO_TOKEN;
-        bits[token ? node.token / 64 : 0] |= (uint64_t)token << node.token % 64;
-        i++;
+        i += skips_text(m, node, to) ? node.skip : 1;
     }
+    if (!add_range(m, from, t->n, &n))
+        return false;
+    put_ranges(t, n_ids, m->ranges, n, bits);
     *state = path[0];
     return true;
 }

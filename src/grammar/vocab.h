@@ -10,6 +10,9 @@
  *         o  "to"    |
  *       u  <---------'
  *
+ * A walk finds runs of nodes that are not refused. From a state that takes any text (automaton.h),
+ * it skips the nodes below one that is calm: they are allowed.
+ *
  * `plain` has the tokens of whole characters (the last may be incomplete) from U+0020 on without
  * '"', backslash and DEL: any JSON string can go on with them. In strings they are nearly the same
  * everywhere (recognizer.h, text_key), and only the others, `marked`, are walked.
@@ -19,17 +22,21 @@
 
 #include "grammar/automaton.h"
 
-enum { TOKEN_BYTES_MAX = TEXT_KEY_LONG, TRIE_NO_TOKEN = (1 << 24) - 1 };
+enum { TOKEN_BYTES_MAX = TEXT_KEY_LONG, TRIE_NO_TOKEN = (1 << 24) - 1, TRIE_NODES_MAX = 1 << 23 };
 
 struct trie_node {
-    uint32_t byte : 8, skip : 24;   /* nodes up to the next one that does not begin like this */
-    uint32_t depth : 8, token : 24; /* 1: a first byte; TRIE_NO_TOKEN */
+    uint32_t byte : 8;
+    uint32_t calm : 1;   /* what follows in any token that begins like this is plain text */
+    uint32_t skip : 23;  /* nodes up to the next one that does not begin like this */
+    uint32_t depth : 8;  /* 1: a first byte */
+    uint32_t token : 24; /* TRIE_NO_TOKEN */
 };
 _Static_assert(sizeof(struct trie_node) == 8, "a walk is as fast as they are small");
 
 struct trie {
     uint32_t n;
     struct trie_node *nodes;
+    const uint64_t *all; /* its tokens as a set; NULL: not kept */
 };
 
 struct grammar_vocab {
@@ -45,9 +52,9 @@ struct grammar_vocab {
 
 /* Adds the tokens of text_key's TEXT_KEY_ANY + room to bits. */
 void vocab_add_text(const struct grammar_vocab *v, uint32_t room, uint64_t *bits);
-/* Adds the tokens of the trie that can come in *state to bits. May make the machine forget: *state
- * is then renumbered. False: out of memory. */
-bool vocab_walk(const struct trie *t, struct machine *m, uint32_t *state,
+/* Adds the tokens of the trie that can come in *state to bits, which has none of the trie's yet. May
+ * make the machine forget: *state is then renumbered. False: the machine failed. */
+bool vocab_walk(const struct trie *t, uint32_t n_ids, struct machine *m, uint32_t *state,
                 uint64_t *bits) MUST_CHECK;
 
 #endif
