@@ -45,30 +45,45 @@ static bool filter(struct reading *r, struct writing *w, uint32_t from, uint32_t
 }
 
 /* n bytes of the string, whole characters or parts of one. */
-static bool push(struct reading *r, struct writing *w, const char *bytes, size_t n) {
+/* text [len]: the string so far, with the n bytes at its end. */
+static bool push_text(struct reading *r, struct writing *w, const char *text, size_t len,
+                      size_t n) {
     struct thread t;
     bool named = false;
     struct reading look = *r;
     uint32_t which;
-    char text[UINT16_MAX + 8u];
-    const size_t len = r->head.text_len;
-    memcpy(text, r->text, len);
-    memcpy(text + len, bytes, n);
     while (!named && reading_next(&look, &t))
-        named = t.head.leaf == LEAF_NAMED && some_named(&t, text, len + n, false, &which);
-    if (named && !writing_text(w, r->text, len, bytes, n))
+        named = t.head.leaf == LEAF_NAMED && some_named(&t, text, len, false, &which);
+    if (named && !writing_text(w, text, len - n, text + len - n, n))
         return false;
     while (reading_next(r, &t)) {
         const struct language *l = language_of_leaf(r->schema, &t);
         bool good = true;
-        for (size_t i = 0; l && good && i < n; i++)
-            good = language_step(l, &t.head.at, (uint8_t)bytes[i]);
+        for (size_t i = len - n; l && good && i < len; i++)
+            good = language_step(l, &t.head.at, (uint8_t)text[i]);
         if (!l)
-            good = some_named(&t, text, len + n, false, &which);
+            good = some_named(&t, text, len, false, &which);
         if (good && !write_thread(w, &t))
             return false;
     }
     return true;
+}
+
+static bool push(struct reading *r, struct writing *w, const char *bytes, size_t n) {
+    char small[256], *text = small;
+    const size_t len = r->head.text_len;
+    if (len + n > sizeof small)
+        text = mem_alloc(len + n);
+    if (!text) {
+        w->failed = true;
+        return false;
+    }
+    memcpy(text, r->text, len);
+    memcpy(text + len, bytes, n);
+    const bool good = push_text(r, w, text, len + n, n);
+    if (text != small)
+        mem_free(text);
+    return good;
 }
 
 /* ---- escapes --------------------------------------------------------------------------------- */
