@@ -103,8 +103,8 @@ static bool walk(struct bench *b, struct grammar *g, const char *text, size_t le
         add_time(&b->push, now() - start, "push", b->name);
         good = bytes.len > 0 && taken == bytes.len;
         if (good != (b->bits[ids[i] / 64] >> ids[i] % 64 & 1)) {
-            fprintf(stderr, "%s: token %zu (%.*s), %.60s\n", b->name, i, (int)bytes.len, bytes.data,
-                    text);
+            fprintf(stderr, "%s: token %zu (%.*s) is %s: %.60s\n", b->name, i, (int)bytes.len,
+                    bytes.data, good ? "left out" : "allowed", text);
             die("a set of tokens differs from its bytes");
         }
     }

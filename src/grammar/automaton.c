@@ -58,13 +58,11 @@ void machine_free(struct machine *m) {
     free_contents(m);
     text_free(&m->scratch);
     mem_free(m->rest);
-    mem_free(m->ranges);
     *m = (struct machine){0};
 }
 
 size_t machine_bytes(const struct machine *m) {
-    return m->used + m->scratch.cap + token_set_words(m->n_ids) * sizeof *m->rest +
-           m->ranges_cap * sizeof *m->ranges;
+    return m->used + m->scratch.cap + 2 * token_set_words(m->n_ids) * sizeof *m->rest;
 }
 
 /* ---- states ---------------------------------------------------------------------------------- */
@@ -214,18 +212,12 @@ bool machine_forget(struct machine *m, uint32_t *states, size_t n) {
         return false;
     fresh.scratch = m->scratch;
     fresh.rest = m->rest;
-    fresh.ranges = m->ranges;
-    fresh.ranges_cap = m->ranges_cap;
+    fresh.more = m->more;
     *m = fresh;
     return true;
 }
 
 /* ---- states that take any text --------------------------------------------------------------- */
-
-uint64_t machine_text_key(const struct machine *m, uint32_t state) {
-    const struct recognizer_ops *ops = m->recognizer->ops;
-    return ops->text_key ? ops->text_key(m->recognizer, machine_block(m, state)) : 0;
-}
 
 /* Every byte of first .. last, and `more` continuation bytes after it, lead from `at` to `state`. */
 static bool all_lead_to(struct machine *m, uint32_t state, uint32_t at, unsigned first,
@@ -262,14 +254,30 @@ static bool returns_always(struct machine *m, uint32_t s) {
            special_lead_to(m, s, 0xf4, 0x80, 0x8f, 2);
 }
 
-bool machine_is_text(struct machine *m, uint32_t state) {
+static uint64_t recognizer_key(const struct machine *m, uint32_t state) {
+    const struct recognizer_ops *ops = m->recognizer->ops;
+    return ops->text_key ? ops->text_key(m->recognizer, machine_block(m, state)) : 0;
+}
+
+enum text_state machine_text(struct machine *m, uint32_t state) {
     if (m->states[state].text == TEXT_NOT_ASKED) {
-        const uint64_t key = machine_text_key(m, state);
+        const uint64_t key = recognizer_key(m, state);
+        enum text_state text = TEXT_NO;
         const bool any = key && !(key & TEXT_KEY_OWN);
-        const bool yes = any ? key - TEXT_KEY_ANY >= TEXT_KEY_LONG : returns_always(m, state);
-        m->states[state].text = yes ? TEXT_YES : TEXT_NO;
+        if (any && (key & TEXT_KEY_STAYS))
+            text = TEXT_STAYS;
+        else if (any)
+            text = text_key_room(key) >= TEXT_KEY_LONG ? TEXT_TAKES : TEXT_NO;
+        else if (returns_always(m, state))
+            text = TEXT_STAYS;
+        m->states[state].text = (uint8_t)text;
     }
-    return m->states[state].text == TEXT_YES;
+    return m->states[state].text;
+}
+
+uint64_t machine_text_key(struct machine *m, uint32_t state) {
+    return machine_text(m, state) == TEXT_NO ? recognizer_key(m, state)
+                                             : TEXT_KEY_ANY + TEXT_KEY_UNBOUNDED;
 }
 
 /* ---- kept sets ------------------------------------------------------------------------------- */
@@ -326,7 +334,7 @@ static void drop_set(struct machine *m, struct kept_set *set) {
 bool machine_use_vocab(struct machine *m, uint64_t vocab, uint32_t n_ids) {
     if (m->vocab == vocab)
         return true;
-    uint64_t *rest = mem_calloc(token_set_words(n_ids) + 1, sizeof *rest);
+    uint64_t *rest = mem_calloc(2 * token_set_words(n_ids) + 1, sizeof *rest);
     if (!rest)
         return false;
     for (uint32_t i = 0; i < m->n; i++) {
@@ -337,6 +345,7 @@ bool machine_use_vocab(struct machine *m, uint64_t vocab, uint32_t n_ids) {
         drop_set(m, m->keyed[i].set);
     mem_free(m->rest);
     m->rest = rest;
+    m->more = rest + token_set_words(n_ids);
     m->n_keyed = 0;
     m->vocab = vocab;
     m->n_ids = n_ids;

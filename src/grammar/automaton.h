@@ -28,8 +28,13 @@ struct kept_set {
     uint64_t data[];
 };
 
-/* Whether a state takes any characters of a JSON string: see machine_is_text. */
-enum text_state { TEXT_NOT_ASKED, TEXT_YES, TEXT_NO };
+/* Whether any number of characters from U+0020 on but '"', backslash and DEL may come in a state. */
+enum text_state {
+    TEXT_NOT_ASKED,
+    TEXT_NO,
+    TEXT_TAKES, /* yes */
+    TEXT_STAYS, /* and it is the same state after each */
+};
 
 struct machine_state {
     uint64_t hash;
@@ -43,10 +48,6 @@ struct machine_state {
 struct keyed_set {
     uint64_t key;
     struct kept_set *set;
-};
-
-struct node_range {
-    uint32_t from, to;
 };
 
 struct machine {
@@ -63,11 +64,9 @@ struct machine {
     struct text_buf blocks, scratch;
     struct keyed_set *keyed; /* [n_keyed] */
     uint32_t n_keyed, keyed_cap;
-    uint64_t vocab; /* whose tokens the kept sets are */
-    uint64_t *rest; /* [token_set_words] of that vocabulary, for grammar.c */
+    uint64_t vocab;        /* whose tokens the kept sets are */
+    uint64_t *rest, *more; /* [token_set_words] of that vocabulary, for grammar.c and walk.c */
     uint32_t n_ids;
-    struct node_range *ranges; /* [ranges_cap], for vocab.c */
-    uint32_t ranges_cap;
 };
 
 /* Before each use: what it may cost. */
@@ -88,10 +87,10 @@ static inline uint32_t machine_step(struct machine *m, uint32_t state, uint8_t b
     return to != STATE_UNKNOWN ? to : machine_ask(m, state, byte);
 }
 
-/* Whether any number of characters from U+0020 on but '"', backslash and DEL may come. Asks the
- * recognizer; false where that fails. */
-bool machine_is_text(struct machine *m, uint32_t state);
-uint64_t machine_text_key(const struct machine *m, uint32_t state);
+/* Asks the recognizer; TEXT_NO where that fails. Does not forget. */
+enum text_state machine_text(struct machine *m, uint32_t state);
+/* That of the recognizer; of a state that takes any text the key of such. */
+uint64_t machine_text_key(struct machine *m, uint32_t state);
 
 /* More than its limit: forget before more is asked. */
 static inline bool machine_is_full(const struct machine *m) {

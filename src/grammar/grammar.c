@@ -291,16 +291,11 @@ kvasir_status grammar_forced(struct grammar_place *p, size_t max, struct text_bu
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-static uint64_t text_key_of(struct machine *m, uint32_t state) {
-    return machine_is_text(m, state) ? TEXT_KEY_ANY + TEXT_KEY_UNBOUNDED
-                                     : machine_text_key(m, state);
-}
-
 /* Adds the plain tokens of a JSON string. */
 static bool add_text(struct machine *m, const struct grammar_vocab *v, uint64_t key,
                      uint32_t *state, uint64_t *bits) {
     if (!(key & TEXT_KEY_OWN)) {
-        vocab_add_text(v, (uint32_t)(key - TEXT_KEY_ANY), bits);
+        vocab_add_text(v, text_key_room(key), bits);
         return true;
     }
     const struct kept_set *kept = machine_keyed_set(m, key);
@@ -308,37 +303,22 @@ static bool add_text(struct machine *m, const struct grammar_vocab *v, uint64_t 
         kept_set_add(kept, bits, v->n_ids);
         return true;
     }
-    if (!vocab_walk(&v->plain, v->n_ids, m, state, bits))
+    if (!vocab_add_plain(v, m, state, bits))
         return false;
     machine_keep_keyed_set(m, key, bits);
     return true;
 }
 
-/* Adds all other tokens, and keeps them with the state. */
-static bool add_rest(struct machine *m, const struct grammar_vocab *v, bool plain, uint32_t state,
-                     uint64_t *bits) {
-    const size_t words = token_set_words(v->n_ids);
-    if (m->states[state].set) {
-        kept_set_add(m->states[state].set, bits, v->n_ids);
-        return true;
-    }
-    memset(m->rest, 0, words * sizeof *bits);
-    if (!vocab_walk(&v->marked, v->n_ids, m, &state, m->rest) ||
-        (plain && !vocab_walk(&v->plain, v->n_ids, m, &state, m->rest)))
-        return false;
-    machine_keep_set(m, state, m->rest);
-    for (size_t i = 0; i < words; i++)
-        bits[i] |= m->rest[i];
-    return true;
-}
-
+/* bits: zeros. */
 static bool add_tokens(struct grammar_place *p, const struct grammar_vocab *v, uint64_t *bits) {
     struct machine *m = &p->g->machine;
     uint32_t state = state_of(p);
     if (state == STATE_UNKNOWN || !machine_use_vocab(m, v->number, v->n_ids))
         return false;
-    const uint64_t key = text_key_of(m, state);
-    return (!key || add_text(m, v, key, &state, bits)) && add_rest(m, v, !key, state, bits);
+    const uint64_t key = machine_text_key(m, state);
+    if (key && !add_text(m, v, key, &state, bits))
+        return false;
+    return vocab_add_rest(v, m, &state, bits);
 }
 
 kvasir_status grammar_allow(struct grammar_place *p, const struct grammar_vocab *v, uint64_t *bits,

@@ -229,13 +229,14 @@ uint64_t schema_text_key(const struct recognizer *recognizer, struct text_span s
     struct thread t;
     uint64_t own = 0;
     uint32_t room = 0;
-    bool simple = true;
+    bool simple = true, stays = true;
     reading_begin(&r, s, state);
     if ((r.head.phase != PHASE_STRING && r.head.phase != PHASE_KEY_TEXT) || r.head.escape ||
         r.head.inside)
         return 0;
     while (reading_next(&r, &t)) {
         const struct language *l = language_of_leaf(s, &t);
+        struct language_at next = t.head.at;
         uint32_t mine;
         if (!l)
             return 0;
@@ -243,9 +244,13 @@ uint64_t schema_text_key(const struct recognizer *recognizer, struct text_span s
             room = max_u32(room, mine);
         else
             simple = false;
+        stays = stays && language_step(l, &next, 'a') && next.state == t.head.at.state &&
+                next.count == t.head.at.count;
         own = mix_bits(own ^ (uint64_t)(uintptr_t)l);
         own = mix_bits(own ^ ((uint64_t)t.head.at.state << 32 | t.head.at.count));
     }
+    if (simple && stays && room == LANGUAGE_UNBOUNDED)
+        return (TEXT_KEY_ANY + TEXT_KEY_UNBOUNDED) | TEXT_KEY_STAYS;
     /* No token has more characters than bytes: one thread that takes any text of that length takes
      * what the others do. */
     if (simple || room >= TEXT_KEY_LONG)

@@ -6,7 +6,7 @@
 
 #include "grammar/vocab.h"
 
-enum { CONTROL_BYTES = 4, CONTROL_FIRST = 0xff, SKIP_MIN = 12 };
+enum { CONTROL_BYTES = 4, CONTROL_FIRST = 0xff };
 
 struct sorted_token {
     struct text_span bytes;
@@ -19,7 +19,9 @@ struct vocab_plan {
     struct sorted_token *tokens; /* [n]: the plain ones, then the marked, each by their bytes */
     uint8_t *controls;           /* the bytes of control tokens */
     uint32_t n, n_plain, n_ids;
-    uint32_t nodes[2]; /* plain, marked */
+    struct sorted_token
+        *tails;        /* [n - n_plain] the marked ones by their tails, which are `bytes` */
+    uint32_t nodes[3]; /* plain, marked, tails */
     size_t bytes;
 };
 
@@ -45,18 +47,28 @@ static struct text_span usable_bytes(const struct tokenizer *t, uint32_t id, uin
     return bytes.len && memchr(bytes.data, CONTROL_FIRST, bytes.len) ? none : bytes;
 }
 
+static bool is_mark(uint8_t byte) {
+    return byte < 0x20 || byte == '"' || byte == '\\' || byte == 0x7f;
+}
+
+/* The plain characters before the tail of a token, in bytes. */
+static size_t head_bytes(struct text_span bytes) {
+    const size_t whole = utf8_check(bytes.data, bytes.len);
+    for (size_t i = 0; i < whole; i++)
+        if (is_mark((uint8_t)bytes.data[i]))
+            return i;
+    return whole;
+}
+
 /* The characters of a plain token; 0: it is marked. */
 static uint32_t plain_chars(struct text_span bytes) {
     const uint8_t *data = (const uint8_t *)bytes.data;
-    const size_t whole = utf8_check(bytes.data, bytes.len);
+    const size_t head = head_bytes(bytes);
     uint32_t n = 0;
-    if (whole < bytes.len && utf8_length(data + whole, bytes.len - whole) != 0)
+    if (head < bytes.len && (is_mark(data[head]) || utf8_length(data + head, bytes.len - head)))
         return 0;
-    for (size_t i = 0; i < bytes.len; i++) {
-        if (data[i] < 0x20 || data[i] == '"' || data[i] == '\\' || data[i] == 0x7f)
-            return 0;
+    for (size_t i = 0; i < bytes.len; i++)
         n += (data[i] & 0xc0) != 0x80;
-    }
     return n;
 }
 
@@ -77,14 +89,33 @@ static size_t shared_bytes(struct text_span a, struct text_span b) {
 
 /* Nodes that a token adds to its trie: a token with the bytes of the one before has a node of its
  * own, too. */
-static size_t new_nodes(const struct sorted_token *tokens, uint32_t i, uint32_t first) {
-    const size_t same = i > first ? shared_bytes(tokens[i].bytes, tokens[i - 1].bytes) : 0;
+static size_t new_nodes(const struct sorted_token *tokens, uint32_t i) {
+    const size_t same = i > 0 ? shared_bytes(tokens[i].bytes, tokens[i - 1].bytes) : 0;
     return same < tokens[i].bytes.len ? tokens[i].bytes.len - same : 1;
 }
 
 static void plan_free(struct vocab_plan *p) {
     mem_free(p->tokens);
+    mem_free(p->tails);
     mem_free(p->controls);
+}
+
+static uint32_t count_nodes(const struct sorted_token *tokens, uint32_t n) {
+    size_t sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += new_nodes(tokens, i);
+    return (uint32_t)min_size(sum, UINT32_MAX);
+}
+
+static void plan_tails(struct vocab_plan *p) {
+    const uint32_t n = p->n - p->n_plain;
+    for (uint32_t i = 0; i < n; i++) {
+        p->tails[i] = p->tokens[p->n_plain + i];
+        const size_t head = head_bytes(p->tails[i].bytes);
+        p->tails[i].bytes.data += head;
+        p->tails[i].bytes.len -= head;
+    }
+    qsort(p->tails, n, sizeof *p->tails, compare_tokens);
 }
 
 static bool plan_make(struct vocab_plan *p, const struct tokenizer *t, uint32_t n_ids) {
@@ -92,7 +123,8 @@ static bool plan_make(struct vocab_plan *p, const struct tokenizer *t, uint32_t 
     *p = (struct vocab_plan){.n_ids = n_ids};
     p->tokens = mem_calloc(n + 1, sizeof *p->tokens);
     p->controls = mem_alloc((size_t)n * CONTROL_BYTES + 1);
-    if (!p->tokens || !p->controls) {
+    p->tails = mem_calloc(n + 1, sizeof *p->tails);
+    if (!p->tokens || !p->tails || !p->controls) {
         plan_free(p);
         return false;
     }
@@ -107,15 +139,16 @@ static bool plan_make(struct vocab_plan *p, const struct tokenizer *t, uint32_t 
         p->tokens[p->n++] = token;
     }
     qsort(p->tokens, p->n, sizeof *p->tokens, compare_tokens);
-    for (uint32_t i = 0; i < p->n; i++)
-        p->nodes[i >= p->n_plain] +=
-            (uint32_t)new_nodes(p->tokens, i, i >= p->n_plain ? p->n_plain : 0);
+    plan_tails(p);
+    p->nodes[0] = count_nodes(p->tokens, p->n_plain);
+    p->nodes[1] = count_nodes(p->tokens + p->n_plain, p->n - p->n_plain);
+    p->nodes[2] = count_nodes(p->tails, p->n - p->n_plain);
     return true;
 }
 
 static size_t memory_of(const struct vocab_plan *p) {
     return sizeof(struct grammar_vocab) + token_set_words(p->n_ids) * sizeof(uint64_t) +
-           ((size_t)p->nodes[0] + p->nodes[1]) * sizeof(struct trie_node) +
+           ((size_t)p->nodes[0] + p->nodes[1] + p->nodes[2]) * sizeof(struct trie_node) +
            ((size_t)p->n_plain + p->n_ids + 1) * sizeof(uint32_t) + p->bytes;
 }
 
@@ -131,7 +164,7 @@ static void trie_fill(struct trie *t, const struct sorted_token *tokens, uint32_
     size_t depth = 0;
     for (uint32_t i = 0; i < n; i++) {
         const struct text_span bytes = tokens[i].bytes;
-        const size_t fresh = new_nodes(tokens, i, 0);
+        const size_t fresh = new_nodes(tokens, i);
         for (size_t d = bytes.len - fresh + 1; d <= depth; d++)
             t->nodes[path[d]].skip = (t->n - path[d]) & (TRIE_NODES_MAX - 1);
         for (depth = bytes.len - fresh + 1; depth <= bytes.len; depth++) {
@@ -139,6 +172,7 @@ static void trie_fill(struct trie *t, const struct sorted_token *tokens, uint32_
             t->nodes[t->n++] = (struct trie_node){
                 .byte = (uint8_t)bytes.data[depth - 1],
                 .calm = 1,
+                .open = depth <= head_bytes(bytes),
                 .depth = (uint8_t)depth,
                 .token = depth == bytes.len ? tokens[i].id & 0xffffff : TRIE_NO_TOKEN,
             };
@@ -188,13 +222,15 @@ static void fill_vocab(struct grammar_vocab *v, const struct vocab_plan *p) {
     v->text = (uint64_t *)(v + 1);
     v->plain.nodes = (struct trie_node *)(v->text + token_set_words(p->n_ids));
     v->marked.nodes = v->plain.nodes + p->nodes[0];
-    v->by_chars = (uint32_t *)(v->marked.nodes + p->nodes[1]);
+    v->tails.nodes = v->marked.nodes + p->nodes[1];
+    v->by_chars = (uint32_t *)(v->tails.nodes + p->nodes[2]);
     v->at = v->by_chars + p->n_plain;
     v->bytes = (uint8_t *)(v->at + p->n_ids + 1);
     v->plain.all = v->text;
     trie_fill(&v->plain, p->tokens, p->n_plain);
     trie_fill(&v->marked, p->tokens + p->n_plain, p->n - p->n_plain);
-    ASSERT(v->plain.n == p->nodes[0] && v->marked.n == p->nodes[1]);
+    trie_fill(&v->tails, p->tails, p->n - p->n_plain);
+    ASSERT(v->plain.n == p->nodes[0] && v->marked.n == p->nodes[1] && v->tails.n == p->nodes[2]);
     fill_bytes(v, p);
     fill_text(v, p);
 }
@@ -241,7 +277,7 @@ struct text_span grammar_token_bytes(const struct grammar_vocab *v, int32_t toke
                               v->at[token + 1] - v->at[token]};
 }
 
-/* ---- walks ----------------------------------------------------------------------------------- */
+/* ---- texts ---------------------------------------------------------------------------------- */
 
 void vocab_add_text(const struct grammar_vocab *v, uint32_t room, uint64_t *bits) {
     const uint32_t *at = v->chars_at, all = at[TOKEN_BYTES_MAX + 1];
@@ -255,89 +291,4 @@ void vocab_add_text(const struct grammar_vocab *v, uint32_t room, uint64_t *bits
         bits[i] |= v->text[i];
     for (uint32_t i = n; i < all; i++)
         bits[v->by_chars[i] / 64] &= ~(1ULL << v->by_chars[i] % 64);
-}
-
-/* Asks the recognizer, after forgetting all but the path if the machine is full. */
-static uint32_t ask(struct machine *m, uint32_t *path, size_t depth, uint8_t byte) {
-    if (machine_is_full(m) && !machine_forget(m, path, depth))
-        return STATE_UNKNOWN;
-    return machine_ask(m, path[depth - 1], byte);
-}
-
-/* Adds the tokens of the nodes from .. to - 1, or takes them away. */
-static void put_nodes(const struct trie *t, struct node_range r, bool allowed, uint64_t *bits) {
-    for (uint32_t i = r.from; i < r.to; i++) {
-        const uint32_t token = t->nodes[i].token;
-        if (token == TRIE_NO_TOKEN)
-            continue;
-        if (allowed)
-            bits[token / 64] |= 1ULL << token % 64;
-        else
-            bits[token / 64] &= ~(1ULL << token % 64);
-    }
-}
-
-/* Adds the tokens of n ranges of nodes, or all and takes away those between the ranges, whichever is
- * less work. */
-static void put_ranges(const struct trie *t, uint32_t n_ids, const struct node_range *ranges,
-                       uint32_t n, uint64_t *bits) {
-    uint32_t sum = 0, from = 0;
-    for (uint32_t i = 0; i < n; i++)
-        sum += ranges[i].to - ranges[i].from;
-    if (!t->all || sum <= t->n / 2) {
-        for (uint32_t i = 0; i < n; i++)
-            put_nodes(t, ranges[i], true, bits);
-        return;
-    }
-    for (size_t i = 0, words = token_set_words(n_ids); i < words; i++)
-        bits[i] |= t->all[i];
-    for (uint32_t i = 0; i < n; i++) {
-        put_nodes(t, (struct node_range){from, ranges[i].from}, false, bits);
-        from = ranges[i].to;
-    }
-    put_nodes(t, (struct node_range){from, t->n}, false, bits);
-}
-
-/* Whether the nodes below this one need no walk. That is asked where they are many. */
-static bool skips_text(struct machine *m, struct trie_node node, uint32_t state) {
-    if (!node.calm || node.skip < SKIP_MIN)
-        return false;
-    return m->states[state].text == TEXT_NOT_ASKED ? machine_is_text(m, state)
-                                                   : m->states[state].text == TEXT_YES;
-}
-
-static bool add_range(struct machine *m, uint32_t from, uint32_t to, uint32_t *n) {
-    if (from == to)
-        return true;
-    if (!ARRAY_GROW(m->ranges, m->ranges_cap, *n + 1))
-        return false;
-    m->ranges[(*n)++] = (struct node_range){from, to};
-    return true;
-}
-
-bool vocab_walk(const struct trie *t, uint32_t n_ids, struct machine *m, uint32_t *state,
-                uint64_t *bits) {
-    uint32_t path[TOKEN_BYTES_MAX + 1]; /* path[d]: the state after d bytes */
-    uint32_t n = 0, from = 0;           /* ranges; where the next one begins */
-    path[0] = *state;
-    for (uint32_t i = 0; i < t->n;) {
-        const struct trie_node node = t->nodes[i];
-        uint32_t to = m->rows[path[node.depth - 1]][node.byte];
-        if (to == STATE_UNKNOWN)
-            to = ask(m, path, node.depth, node.byte);
-        if (to <= STATE_REFUSED) {
-            if (to == STATE_UNKNOWN || !add_range(m, from, i, &n))
-                return false;
-            i += node.skip;
-            from = i;
-            continue;
-        }
-        path[node.depth] = to;
-        i += skips_text(m, node, to) ? node.skip : 1;
-    }
-    if (!add_range(m, from, t->n, &n))
-        return false;
-    put_ranges(t, n_ids, m->ranges, n, bits);
-    *state = path[0];
-    return true;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* vocab.h: the tokens of a vocabulary as two tries over their bytes, and walks over them.
+/* vocab.h: the tokens of a vocabulary as tries over their bytes, and walks over them (walk.c).
  *
  *     trie     nodes in the order of a walk; `skip` leads past the tokens that begin like a node
  *
@@ -10,24 +10,28 @@
  *         o  "to"    |
  *       u  <---------'
  *
- * A walk finds runs of nodes that are not refused. From a state that takes any text (automaton.h),
- * it skips the nodes below one that is calm: they are allowed.
+ * Most of the time an answer is in a string that takes any text, so that is not walked:
  *
- * `plain` has the tokens of whole characters (the last may be incomplete) from U+0020 on without
- * '"', backslash and DEL: any JSON string can go on with them. In strings they are nearly the same
- * everywhere (recognizer.h, text_key), and only the others, `marked`, are walked.
+ *     plain    the tokens of whole characters (the last may be incomplete) from U+0020 on without
+ *              '"', backslash and DEL: any JSON string can go on with them
+ *     marked   the others: plain characters, perhaps none, and then a mark
+ *     tails    the marked ones from the mark on: all that matters of them in a state that plain
+ *              characters do not change
+ *
+ *     token   the  "  plain     ."}\n  marked, its tail is "}\n
  */
 #ifndef KVASIR_GRAMMAR_VOCAB_H
 #define KVASIR_GRAMMAR_VOCAB_H
 
 #include "grammar/automaton.h"
 
-enum { TOKEN_BYTES_MAX = TEXT_KEY_LONG, TRIE_NO_TOKEN = (1 << 24) - 1, TRIE_NODES_MAX = 1 << 23 };
+enum { TOKEN_BYTES_MAX = TEXT_KEY_LONG, TRIE_NO_TOKEN = (1 << 24) - 1, TRIE_NODES_MAX = 1 << 22 };
 
 struct trie_node {
     uint32_t byte : 8;
-    uint32_t calm : 1;   /* what follows in any token that begins like this is plain text */
-    uint32_t skip : 23;  /* nodes up to the next one that does not begin like this */
+    uint32_t calm : 1;   /* what follows in any token that begins like this is plain */
+    uint32_t open : 1;   /* all up to here is plain and whole */
+    uint32_t skip : 22;  /* nodes up to the next one that does not begin like this */
     uint32_t depth : 8;  /* 1: a first byte */
     uint32_t token : 24; /* TRIE_NO_TOKEN */
 };
@@ -42,7 +46,7 @@ struct trie {
 struct grammar_vocab {
     uint64_t number; /* no other vocabulary of this process has it */
     uint32_t n_ids, n_tokens;
-    struct trie plain, marked;
+    struct trie plain, marked, tails;
     uint64_t *text; /* [token_set_words(n_ids)] plain tokens that any JSON string may go on with */
     uint32_t *by_chars;                     /* those, by their number of characters */
     uint32_t chars_at[TOKEN_BYTES_MAX + 2]; /* where those of n characters begin in by_chars */
@@ -52,9 +56,13 @@ struct grammar_vocab {
 
 /* Adds the tokens of text_key's TEXT_KEY_ANY + room to bits. */
 void vocab_add_text(const struct grammar_vocab *v, uint32_t room, uint64_t *bits);
-/* Adds the tokens of the trie that can come in *state to bits, which has none of the trie's yet. May
- * make the machine forget: *state is then renumbered. False: the machine failed. */
-bool vocab_walk(const struct trie *t, uint32_t n_ids, struct machine *m, uint32_t *state,
-                uint64_t *bits) MUST_CHECK;
+/* Adds the tokens that can come in *state, where it has a text key only the marked ones, and keeps
+ * them with it (machine_state.set). May make the machine forget: *state is then renumbered. False:
+ * the machine failed. */
+bool vocab_add_rest(const struct grammar_vocab *v, struct machine *m, uint32_t *state,
+                    uint64_t *bits) MUST_CHECK;
+/* Adds the plain tokens that can come in *state to bits; likewise. */
+bool vocab_add_plain(const struct grammar_vocab *v, struct machine *m, uint32_t *state,
+                     uint64_t *bits) MUST_CHECK;
 
 #endif
