@@ -273,7 +273,7 @@ bool constraint_apply_plain(struct api_request *r, struct api_error *err) {
         return true;
     c->grammar_kind = KINDS[c->kind];
     if (c->kind == CONSTRAINT_SCHEMA) {
-        char *text = answer_arguments_text(c->value);
+        char *text = grammar_schema_text(c->value);
         grammar_puts(&g, text ? text : "");
         g.failed |= !text;
         free(text);
@@ -331,7 +331,7 @@ bool constraint_apply(const struct api_setup *setup, const char *prompt, size_t 
 
 /* Whether a schema compiles by itself; false with *err, the schema's path and why. */
 static bool check_schema(const char *path, json_t *schema, struct api_error *err) {
-    char *text = answer_arguments_text(schema);
+    char *text = grammar_schema_text(schema);
     kvasir_grammar *grammar = NULL;
     kvasir_error why;
     if (!text)

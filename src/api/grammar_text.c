@@ -45,8 +45,66 @@ void grammar_literal(struct grammar_text *g, const char *text, size_t len) {
     grammar_puts(g, "\"");
 }
 
+/* Whether another schema of the same value may speak of its members, somewhere in this one. */
+static bool is_combined(json_t *at) {
+    static const char *const WORDS[] = {"allOf",
+                                        "not",
+                                        "if",
+                                        "$ref",
+                                        "dependencies",
+                                        "dependentSchemas",
+                                        "patternProperties",
+                                        "unevaluatedProperties"};
+    const char *key;
+    json_t *value;
+    size_t i;
+    for (i = 0; i < sizeof WORDS / sizeof *WORDS; i++)
+        if (json_object_get(at, "properties") && json_object_get(at, WORDS[i]))
+            return true;
+    if (json_object_get(at, "allOf") || json_object_get(at, "not") || json_object_get(at, "if") ||
+        (json_object_get(at, "properties") &&
+         (json_object_get(at, "anyOf") || json_object_get(at, "oneOf"))))
+        return true;
+    json_object_foreach(at, key, value) {
+        if (is_combined(value))
+            return true;
+    }
+    json_array_foreach(at, i, value) {
+        if (is_combined(value))
+            return true;
+    }
+    return false;
+}
+
+static bool close_objects(json_t *at) {
+    const char *key;
+    json_t *value;
+    size_t i;
+    if (json_is_object(json_object_get(at, "properties")) &&
+        !json_object_get(at, "additionalProperties") &&
+        json_object_set_new(at, "additionalProperties", json_false()) != 0)
+        return false;
+    json_object_foreach(at, key, value) {
+        if (strcmp(key, "const") != 0 && strcmp(key, "enum") != 0 && !close_objects(value))
+            return false;
+    }
+    json_array_foreach(at, i, value) {
+        if (!close_objects(value))
+            return false;
+    }
+    return true;
+}
+
+char *grammar_schema_text(json_t *schema) {
+    json_t *copy = is_combined(schema) ? json_incref(schema) : json_deep_copy(schema);
+    const bool good = copy && (is_combined(schema) || close_objects(copy));
+    char *text = good ? answer_arguments_text(copy) : NULL;
+    json_decref(copy);
+    return text;
+}
+
 void grammar_json(struct grammar_text *g, json_t *schema) {
-    char *text = answer_arguments_text(schema);
+    char *text = grammar_schema_text(schema);
     grammar_puts(g, "%json ");
     grammar_puts(g, text ? text : "");
     g->failed = g->failed || !text;

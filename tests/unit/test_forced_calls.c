@@ -290,8 +290,8 @@ static void test_forced(void **state) {
         ",\"tool_choice\":\"required\"",
         ",\"tool_choice\":\"required\",\"parallel_tool_calls\":false",
         ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"nested.one\"}}",
-        ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"plain\"}},"
-        "\"parallel_tool_calls\":false"};
+        (",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"plain\"}},"
+         "\"parallel_tool_calls\":false")};
     for (size_t i = 0; i < N_FAMILIES; i++)
         for (size_t k = 0; k < 4; k++) {
             char fields[4000];
@@ -362,8 +362,8 @@ static void test_other_texts(void **state) {
     static const char *const FIELDS[] = {
         "\"guided_choice\":[\"</think>\",\"<|end|>\\\"\\\\\"]",
         "\"guided_regex\":\"</think>|<[|]end[|]>\\\"\\\\\\\\\"",
-        "\"grammar\":\"root ::= call | calls\\ncall ::= \\\"</think>\\\"\\ncalls ::= "
-        "\\\"<|end|>\\\" [\\\\x22] \\\"\\\\\\\\\\\"\""};
+        ("\"grammar\":\"root ::= call | calls\\ncall ::= \\\"</think>\\\"\\ncalls ::= "
+         "\\\"<|end|>\\\" [\\\\x22] \\\"\\\\\\\\\\\"\"")};
     for (size_t i = 0; i < N_FAMILIES; i++)
         for (size_t k = 0; k < 3; k++) {
             random_state = (uint32_t)(10 * i + k);

@@ -5,6 +5,11 @@
 #include "grammar_checks.h"
 
 #define GBNF GRAMMAR_GBNF
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define COMPILE_SECONDS 5.0 /* other tests run beside this one */
+#else
+#define COMPILE_SECONDS 0.5
+#endif
 
 static void json(void **state) {
     (void)state;
@@ -274,7 +279,7 @@ static void hostile(void **state) {
             push_costly(g);
         print_message("%.1f ms, %.1f ms to read: %s\n", 1e3 * compile,
                       1e3 * (cpu_seconds() - start - compile), status ? err.text : "compiled");
-        assert_true(compile < 0.2);
+        assert_true(compile < COMPILE_SECONDS);
         grammar_release(g);
     }
     text_free(&chain);

@@ -356,6 +356,24 @@ static struct grammar_place *place_behind(struct grammar *g, const char *text) {
     return p;
 }
 
+/* Schemas: sets of tokens byte by byte. */
+static void schemas(void **state) {
+    (void)state;
+    static const char *const SCHEMAS[] = {
+        "{\"type\":\"object\"}",
+        "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\",\"maxLength\":9},\"age\":"
+        "{\"type\":\"integer\",\"minimum\":0,\"maximum\":120}},\"required\":[\"name\",\"age\"]}",
+        "{\"type\":\"array\",\"items\":{\"enum\":[\"a\",true,-1.5]}}"};
+    struct subject u = open_subject(GPT2);
+    for (size_t i = 0; i < sizeof SCHEMAS / sizeof *SCHEMAS; i++)
+        for (int k = 0; k < 3; k++) {
+            struct grammar *g = compiled(GRAMMAR_JSON_SCHEMA, SCHEMAS[i]);
+            walk(&u, g, 60, 1);
+            grammar_release(g);
+        }
+    close_subject(&u);
+}
+
 static void ends(void **state) {
     (void)state;
     struct grammar *g = compiled(GRAMMAR_GBNF, "root ::= \"a\" \"b\"? | \"\"");
@@ -495,7 +513,7 @@ static void everything(void **state) {
 int main(void) {
     skip_without(GPT2);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_grammars), cmocka_unit_test(texts),   cmocka_unit_test(ends),
+        cmocka_unit_test(schemas), cmocka_unit_test(random_grammars), cmocka_unit_test(texts), cmocka_unit_test(ends),
         cmocka_unit_test(forced),          cmocka_unit_test(threads), cmocka_unit_test(everything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
