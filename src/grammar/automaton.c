@@ -254,6 +254,18 @@ static bool returns_always(struct machine *m, uint32_t s) {
            special_lead_to(m, s, 0xf4, 0x80, 0x8f, 2);
 }
 
+uint32_t machine_after(struct machine *m, uint32_t state, unsigned left) {
+    if (left == 0 || m->states[state].after != STATE_UNKNOWN)
+        return left ? m->states[state].after : state;
+    uint32_t to = machine_step(m, state, 0x80);
+    for (unsigned b = 0x81; b <= 0xbf && to > STATE_REFUSED; b++)
+        if (machine_step(m, state, (uint8_t)b) != to)
+            to = STATE_REFUSED;
+    if (to > STATE_REFUSED)
+        to = machine_after(m, to, left - 1);
+    return m->states[state].after = to > STATE_REFUSED ? to : STATE_REFUSED;
+}
+
 static uint64_t recognizer_key(const struct machine *m, uint32_t state) {
     const struct recognizer_ops *ops = m->recognizer->ops;
     return ops->text_key ? ops->text_key(m->recognizer, machine_block(m, state)) : 0;

@@ -42,6 +42,7 @@ struct machine_state {
     uint32_t len;
     uint8_t end;          /* enum grammar_end */
     uint8_t text;         /* enum text_state */
+    uint32_t after;       /* machine_after; STATE_UNKNOWN: not asked */
     struct kept_set *set; /* tokens that may come next, those of its text key left out; NULL */
 };
 
@@ -89,6 +90,9 @@ static inline uint32_t machine_step(struct machine *m, uint32_t state, uint8_t b
 
 /* Asks the recognizer; TEXT_NO where that fails. Does not forget. */
 enum text_state machine_text(struct machine *m, uint32_t state);
+/* The state to which all ends of a character of which `left` bytes are missing lead; STATE_REFUSED:
+ * there is no one such. Does not forget. */
+uint32_t machine_after(struct machine *m, uint32_t state, unsigned left);
 /* That of the recognizer; of a state that takes any text the key of such. */
 uint64_t machine_text_key(struct machine *m, uint32_t state);
 

@@ -152,12 +152,37 @@ static size_t memory_of(const struct vocab_plan *p) {
            ((size_t)p->n_plain + p->n_ids + 1) * sizeof(uint32_t) + p->bytes;
 }
 
-/* What is behind the first d bytes is plain, too. */
-static bool is_plain_from(struct text_span bytes, size_t d) {
-    return plain_chars((struct text_span){bytes.data + d, bytes.len - d}) > 0;
+/* ---- tries ----------------------------------------------------------------------------------- */
+
+/* Bytes that are missing of the character at the end of the first d bytes. */
+static unsigned left_after(struct text_span bytes, size_t d) {
+    for (size_t back = 1; back <= 3 && back <= d; back++) {
+        const uint8_t byte = (uint8_t)bytes.data[d - back];
+        const size_t length = byte < 0xc2 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
+        if (byte >= 0xc0)
+            return length > back && byte < 0xf5 ? (unsigned)(length - back) : 0;
+        if (byte < 0x80)
+            return 0;
+    }
+    return 0;
 }
 
-/* ---- tries ----------------------------------------------------------------------------------- */
+/* Clears the flags of the nodes of a token's path that are not true of it. */
+static void limit_flags(struct trie *t, const uint32_t *path, struct text_span bytes) {
+    const size_t head = head_bytes(bytes);
+    const bool plain = plain_chars(bytes) > 0;
+    for (size_t d = 1; d <= bytes.len; d++) {
+        struct trie_node *node = &t->nodes[path[d]];
+        const size_t whole = d + node->left;
+        if (!plain && head < whole)
+            node->open = 0;
+        if (whole < bytes.len &&
+            !plain_chars((struct text_span){bytes.data + whole, bytes.len - whole}))
+            node->calm = 0;
+        if (!plain && node->left && utf8_check(bytes.data, bytes.len) < min_size(whole, bytes.len))
+            node->calm = 0;
+    }
+}
 
 static void trie_fill(struct trie *t, const struct sorted_token *tokens, uint32_t n) {
     uint32_t path[TOKEN_BYTES_MAX + 1]; /* the nodes of the token before, by depth */
@@ -172,15 +197,14 @@ static void trie_fill(struct trie *t, const struct sorted_token *tokens, uint32_
             t->nodes[t->n++] = (struct trie_node){
                 .byte = (uint8_t)bytes.data[depth - 1],
                 .calm = 1,
-                .open = depth <= head_bytes(bytes),
+                .open = 1,
                 .depth = (uint8_t)depth,
-                .token = depth == bytes.len ? tokens[i].id & 0xffffff : TRIE_NO_TOKEN,
+                .left = left_after(bytes, depth) & 3,
+                .token = (depth == bytes.len ? tokens[i].id : TRIE_NO_TOKEN) & TRIE_NO_TOKEN,
             };
         }
         depth = bytes.len;
-        for (size_t d = 1; d < depth; d++)
-            if (!is_plain_from(bytes, d))
-                t->nodes[path[d]].calm = 0;
+        limit_flags(t, path, bytes);
     }
     for (size_t d = 1; d <= depth; d++)
         t->nodes[path[d]].skip = (t->n - path[d]) & (TRIE_NODES_MAX - 1);

@@ -25,15 +25,17 @@
 
 #include "grammar/automaton.h"
 
-enum { TOKEN_BYTES_MAX = TEXT_KEY_LONG, TRIE_NO_TOKEN = (1 << 24) - 1, TRIE_NODES_MAX = 1 << 22 };
+enum { TOKEN_BYTES_MAX = TEXT_KEY_LONG, TRIE_NO_TOKEN = (1 << 22) - 1, TRIE_NODES_MAX = 1 << 22 };
 
 struct trie_node {
     uint32_t byte : 8;
-    uint32_t calm : 1;   /* what follows in any token that begins like this is plain */
-    uint32_t open : 1;   /* all up to here is plain and whole */
-    uint32_t skip : 22;  /* nodes up to the next one that does not begin like this */
-    uint32_t depth : 8;  /* 1: a first byte */
-    uint32_t token : 24; /* TRIE_NO_TOKEN */
+    uint32_t calm : 1;  /* what follows in any token that begins like this is plain */
+    uint32_t open : 1;  /* all up to here is plain */
+    uint32_t skip : 22; /* nodes up to the next one that does not begin like this */
+    uint32_t depth : 8; /* 1: a first byte */
+    uint32_t
+        left : 2; /* bytes that are missing of a character; calm and open are meant after them */
+    uint32_t token : 22; /* TRIE_NO_TOKEN */
 };
 _Static_assert(sizeof(struct trie_node) == 8, "a walk is as fast as they are small");
 

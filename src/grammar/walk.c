@@ -151,12 +151,16 @@ static bool note_state(struct walk *w, uint32_t state) {
     return true;
 }
 
-/* Where to go on after node i, which leads to `state`; *failed: out of memory. */
+/* Where to go on after node i, which leads to `state`; *failed: out of memory. Below a node inside a
+ * character, that is looked at whose ends all lead to one state. */
 static uint32_t pass_node(struct walk *w, uint32_t i, uint32_t state, uint32_t *from,
                           bool *failed) {
     const struct trie_node node = w->trie->nodes[i];
     const bool open = node.open && w->trie == &w->v->marked;
     if (node.skip < SKIP_MIN || !(node.calm || open))
+        return i + 1;
+    state = machine_after(w->m, state, node.left);
+    if (state == STATE_REFUSED)
         return i + 1;
     const enum text_state text = text_of(w, state);
     if (node.calm && text != TEXT_NO)
