@@ -7,7 +7,7 @@
 
 #include "grammar/automaton.h"
 
-enum { ROW = 256, TABLE_MIN = 64, DENSE = UINT32_MAX };
+enum { ROW = 256, CHUNK_ROWS = 64, TABLE_MIN = 64, DENSE = UINT32_MAX };
 
 /* The row of a state that was never left. */
 static uint32_t unknown_row[ROW];
@@ -40,11 +40,8 @@ bool machine_init(struct machine *m, const struct recognizer *r, size_t limit) {
 }
 
 static void free_contents(struct machine *m) {
-    for (uint32_t i = 0; i < m->n; i++) {
-        if (m->rows[i] != unknown_row)
-            mem_free(m->rows[i]);
+    for (uint32_t i = 0; i < m->n; i++)
         mem_free(m->states[i].set);
-    }
     for (uint32_t i = 0; i < m->n_keyed; i++)
         mem_free(m->keyed[i].set);
     mem_free(m->states);
@@ -56,13 +53,18 @@ static void free_contents(struct machine *m) {
 
 void machine_free(struct machine *m) {
     free_contents(m);
+    for (uint32_t i = 0; i < m->n_chunks; i++)
+        mem_free(m->chunks[i]);
+    mem_free(m->chunks);
     text_free(&m->scratch);
     mem_free(m->rest);
     *m = (struct machine){0};
 }
 
 size_t machine_bytes(const struct machine *m) {
-    return m->used + m->scratch.cap + 2 * token_set_words(m->n_ids) * sizeof *m->rest;
+    const size_t rows = m->n_chunks * CHUNK_ROWS - m->n_rows; /* not in use */
+    return m->used + rows * ROW * sizeof **m->rows + m->scratch.cap +
+           2 * token_set_words(m->n_ids) * sizeof *m->rest;
 }
 
 /* ---- states ---------------------------------------------------------------------------------- */
@@ -101,10 +103,12 @@ static bool grow_table(struct machine *m) {
 }
 
 uint32_t machine_intern(struct machine *m, struct text_span block) {
+    if (m->last && span_compare(machine_block(m, m->last), block) == 0)
+        return m->last;
     const uint64_t hash = XXH3_64bits(block.data, block.len);
     uint32_t *slot = find_slot(m, hash, block);
     if (*slot != STATE_UNKNOWN)
-        return *slot;
+        return m->last = *slot;
     if (2 * (m->n + 1) > m->table_size) {
         if (!grow_table(m))
             return STATE_UNKNOWN;
@@ -124,7 +128,7 @@ uint32_t machine_intern(struct machine *m, struct text_span block) {
         m->blocks.len = at;
         return STATE_UNKNOWN;
     }
-    return *slot = m->n - 1;
+    return m->last = *slot = m->n - 1;
 }
 
 uint32_t machine_start(struct machine *m) {
@@ -138,8 +142,23 @@ uint32_t machine_start(struct machine *m) {
 
 /* ---- transitions ----------------------------------------------------------------------------- */
 
+/* A row of zeros. NULL: out of memory. */
+static uint32_t *new_row(struct machine *m) {
+    if (m->n_rows == m->n_chunks * CHUNK_ROWS) {
+        if (!ARRAY_GROW(m->chunks, m->chunks_cap, m->n_chunks + 1))
+            return NULL;
+        m->chunks[m->n_chunks] = mem_alloc(CHUNK_ROWS * ROW * sizeof **m->chunks);
+        if (!m->chunks[m->n_chunks])
+            return NULL;
+        m->n_chunks++;
+    }
+    uint32_t *row = m->chunks[m->n_rows / CHUNK_ROWS] + m->n_rows % CHUNK_ROWS * ROW;
+    m->n_rows++;
+    return memset(row, 0, ROW * sizeof *row);
+}
+
 static bool make_row(struct machine *m, uint32_t state) {
-    uint32_t *row = mem_calloc(ROW, sizeof *row);
+    uint32_t *row = new_row(m);
     if (!row)
         return false;
     if (m->recognizer->ops->narrow) {
@@ -211,6 +230,9 @@ bool machine_forget(struct machine *m, uint32_t *states, size_t n) {
     if (!good)
         return false;
     fresh.scratch = m->scratch;
+    fresh.chunks = m->chunks;
+    fresh.n_chunks = m->n_chunks;
+    fresh.chunks_cap = m->chunks_cap;
     fresh.rest = m->rest;
     fresh.more = m->more;
     *m = fresh;

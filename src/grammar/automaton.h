@@ -60,6 +60,9 @@ struct machine {
     struct machine_state *states; /* [n]; the first two are no states */
     uint32_t **rows;              /* [n][256]: a state each; shared by states that were not left */
     uint32_t n, states_cap, rows_cap;
+    uint32_t last;     /* state that was interned last; 0: none */
+    uint32_t **chunks; /* [n_chunks] of rows; after forgetting, they are used again */
+    uint32_t n_chunks, chunks_cap, n_rows;
     uint32_t *table; /* [table_size] of states by hash, 0 is free */
     uint32_t table_size;
     struct text_buf blocks, scratch;
