@@ -164,9 +164,9 @@ static bool make_row(struct machine *m, uint32_t state) {
     if (m->recognizer->ops->narrow) {
         uint64_t bytes[4] = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
         m->recognizer->ops->narrow(m->recognizer, machine_block(m, state), bytes);
+        _Static_assert(STATE_UNKNOWN == 0 && STATE_REFUSED == 1, "of the bits that are clear");
         for (unsigned b = 0; b < ROW; b++)
-            if (!(bytes[b / 64] >> b % 64 & 1))
-                row[b] = STATE_REFUSED;
+            row[b] = ~(bytes[b / 64] >> b % 64) & 1;
     }
     m->rows[state] = row;
     m->used += ROW * sizeof *row;
@@ -316,11 +316,13 @@ uint64_t machine_text_key(struct machine *m, uint32_t state) {
 
 /* ---- kept sets ------------------------------------------------------------------------------- */
 
-static uint32_t count_bits(const uint64_t *bits, size_t words) {
-    uint32_t n = 0;
-    for (size_t i = 0; i < words; i++)
-        n += (uint32_t)__builtin_popcountll(bits[i]);
-    return n;
+/* How many bits are set; DENSE if they take more memory as ids. */
+static uint32_t count_ids(const uint64_t *bits, size_t words) {
+    size_t n = 0;
+    for (size_t i = 0; i < words && n < 2 * words; i++)
+        if (bits[i])
+            n += (size_t)__builtin_popcountll(bits[i]);
+    return n < 2 * words ? (uint32_t)n : DENSE;
 }
 
 static size_t set_bytes(const struct kept_set *s, uint32_t n_ids) {
@@ -330,8 +332,7 @@ static size_t set_bytes(const struct kept_set *s, uint32_t n_ids) {
 
 static struct kept_set *make_set(struct machine *m, const uint64_t *bits) {
     const size_t words = token_set_words(m->n_ids);
-    const uint32_t n = count_bits(bits, words);
-    const struct kept_set head = {n / 2 >= words ? DENSE : n};
+    const struct kept_set head = {count_ids(bits, words)};
     struct kept_set *s = mem_alloc(set_bytes(&head, m->n_ids));
     if (!s)
         return NULL;
