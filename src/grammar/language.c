@@ -373,6 +373,7 @@ void language_release(struct language *l) {
     mem_free(l->reach);
     mem_free(l->least);
     mem_free(l->most);
+    mem_free(l->text);
     mem_free(l);
 }
 
@@ -420,7 +421,8 @@ static uint32_t find_universe(const struct dfa *d) {
 static kvasir_status finish(struct grammar_budget *b, struct language *l, kvasir_error *err) {
     l->least = mem_calloc(l->dfa.n, sizeof *l->least);
     l->most = mem_calloc(l->dfa.n, sizeof *l->most);
-    if (!l->least || !l->most)
+    l->text = mem_alloc(l->dfa.n);
+    if (!l->least || !l->most || !l->text || !dfa_text_states(&l->dfa, l->text))
         return language_no_memory(err);
     TRY(measure(b, l, err));
     l->universe = find_universe(&l->dfa);
@@ -431,7 +433,7 @@ static kvasir_status finish(struct grammar_budget *b, struct language *l, kvasir
         l->min = 0;
     if (!l->any && l->min && l->max != LANGUAGE_UNBOUNDED)
         TRY(find_reach(b, l, err));
-    l->bytes = sizeof *l + (size_t)l->dfa.n * (l->dfa.n_classes * 4 + 9) +
+    l->bytes = sizeof *l + (size_t)l->dfa.n * (l->dfa.n_classes * 4 + 10) +
                (size_t)l->n_reach * l->words * 8;
     return budget_take(b, 0, l->bytes) ? KVASIR_OK : language_too_large(err);
 }
@@ -639,11 +641,4 @@ bool language_takes_any_of(const struct language *l, struct language_at at, uint
             return true;
     }
     return false;
-}
-
-bool language_room(const struct language *l, struct language_at at, uint32_t *room) {
-    if (!at.state || at.state != l->universe || at.count > l->max)
-        return false;
-    *room = l->max == LANGUAGE_UNBOUNDED ? LANGUAGE_UNBOUNDED : l->max - at.count;
-    return true;
 }

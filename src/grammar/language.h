@@ -68,8 +68,10 @@ bool language_accepts(const struct language *l, struct language_at at);
 bool language_takes_any_of(const struct language *l, struct language_at at, uint32_t from,
                            uint32_t to);
 
-/* Whether any characters may come, at most *room of them (LANGUAGE_UNBOUNDED: any number): for a
- * machine's text_key. False: it is not so simple. */
+/* Whether any characters may come that JSON writes without an escape, at most *room of them
+ * (LANGUAGE_UNBOUNDED: any number): for a machine's text_key. False: it is not so simple. */
 bool language_room(const struct language *l, struct language_at at, uint32_t *room);
+/* Whether any character leads back to `at`. */
+bool language_stays(const struct language *l, struct language_at at);
 
 #endif

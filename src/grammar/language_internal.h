@@ -38,6 +38,7 @@ struct language {
     uint32_t n_reach, words;
     /* characters to the end, least and most (LANGUAGE_UNBOUNDED) */
     uint32_t *least, *most;
+    uint8_t *text; /* by state: takes any text (language_text.c), but for the bounds */
     size_t bytes;
 };
 
@@ -47,6 +48,9 @@ kvasir_status language_of(struct grammar_budget *b, struct dfa *d, uint32_t min,
                           struct language **out, kvasir_error *err) MUST_CHECK;
 /* All strings of valid UTF-8. False: out of memory. */
 bool dfa_any(struct dfa *d) MUST_CHECK;
+
+/* text [d->n]: whether each state takes any text from then on. False: out of memory. */
+bool dfa_text_states(const struct dfa *d, uint8_t *text) MUST_CHECK;
 
 kvasir_status language_no_memory(kvasir_error *err);
 kvasir_status language_too_large(kvasir_error *err);

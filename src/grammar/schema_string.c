@@ -229,33 +229,33 @@ uint64_t schema_text_key(const struct recognizer *recognizer, struct text_span s
     struct thread t;
     uint64_t own = 0;
     uint32_t room = 0;
-    bool simple = true, stays = true;
+    bool simple = true, stays = true, named = false;
     reading_begin(&r, s, state);
     if ((r.head.phase != PHASE_STRING && r.head.phase != PHASE_KEY_TEXT) || r.head.escape ||
         r.head.inside)
         return 0;
     while (reading_next(&r, &t)) {
         const struct language *l = language_of_leaf(s, &t);
-        struct language_at next = t.head.at;
         uint32_t mine;
-        if (!l)
-            return 0;
+        if (!l) {
+            named = true;
+            continue;
+        }
         if (language_room(l, t.head.at, &mine))
             room = max_u32(room, mine);
         else
             simple = false;
-        stays = stays && language_step(l, &next, 'a') && next.state == t.head.at.state &&
-                next.count == t.head.at.count;
+        stays = stays && language_stays(l, t.head.at);
         own = mix_bits(own ^ (uint64_t)(uintptr_t)l);
         own = mix_bits(own ^ ((uint64_t)t.head.at.state << 32 | t.head.at.count));
     }
-    if (simple && stays && room == LANGUAGE_UNBOUNDED)
+    if (simple && stays && !named && room == LANGUAGE_UNBOUNDED)
         return (TEXT_KEY_ANY + TEXT_KEY_UNBOUNDED) | TEXT_KEY_STAYS;
     /* No token has more characters than bytes: one thread that takes any text of that length takes
      * what the others do. */
-    if (simple || room >= TEXT_KEY_LONG)
+    if ((simple && !named) || room >= TEXT_KEY_LONG)
         return TEXT_KEY_ANY + room;
-    return own | TEXT_KEY_OWN;
+    return named ? 0 : own | TEXT_KEY_OWN;
 }
 
 static void allow(uint64_t bytes[4], const char *which) {

@@ -185,12 +185,47 @@ static struct language *bounded(const char *expression, uint32_t min, uint32_t m
     return l;
 }
 
+/* Characters that may come behind `text` whatever they are; -1: it matters which. */
+static int64_t room_behind(const struct language *l, const char *text) {
+    struct language_at at = language_start(l);
+    uint32_t room;
+    for (; *text; text++)
+        assert_true(language_step(l, &at, (uint8_t)*text));
+    return language_room(l, at, &room) ? (int64_t)room : -1;
+}
+
+/* An expression that may match anywhere refuses nothing on the way. */
+static void test_any_text(void **state) {
+    (void)state;
+    static const struct {
+        const char *expression, *behind;
+        bool any;
+    } cases[] = {
+        {"", "", true},           {"[0-9]{3}", "", true},      {"[0-9]{3}", "a12", true},
+        {"a\u00e9$", "xa", true}, {"^a[^\\n]*$", "a", true},   {"^a.*$", "a", false},
+        {"^[^ ]*$", "a", false},  {"^[^\u4e00]*$", "", false}, {"^(?!ab)", "", false},
+        {"^(?!ab)", "ba", true},  {"^[a-z]+", "a", true},      {"^[a-z]+$", "a", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct language *l = regex(cases[i].expression, false);
+        if ((room_behind(l, cases[i].behind) == LANGUAGE_UNBOUNDED) != cases[i].any)
+            fail_msg("%s behind \"%s\"", cases[i].expression, cases[i].behind);
+        language_release(l);
+    }
+    struct language *l = regex("a", false);
+    assert_false(language_stays(l, language_start(l)));
+    struct language_at at = language_start(l);
+    assert_true(language_step(l, &at, 'a'));
+    assert_true(language_stays(l, at));
+    language_release(l);
+}
+
 static void test_bounds(void **state) {
     (void)state;
     struct language *l = bounded("", 2, 3); /* characters, not bytes */
     assert_true(has(l, "ab") && has(l, "éé😀"));
     assert_false(has(l, "é") || has(l, "abcd") || has(l, ""));
-    assert_int_equal(language_room(l, language_start(l)), 0);
+    assert_int_equal(room_behind(l, ""), 3);
     check_no_dead_ends(l, 4);
     language_release(l);
     l = bounded("^(ab)*$", 3, 3); /* nothing is as long */
@@ -209,10 +244,9 @@ static void test_bounds(void **state) {
     assert_false(has(l, ""));
     language_release(l);
     l = bounded("", 0, 5);
-    struct language_at at = language_start(l);
-    assert_int_equal(language_room(l, at), 5);
-    assert_true(language_step(l, &at, 'a'));
-    assert_int_equal(language_room(l, at), 4);
+    assert_int_equal(room_behind(l, ""), 5);
+    assert_int_equal(room_behind(l, "a"), 4);
+    assert_int_equal(room_behind(l, "abcde"), 0);
     language_release(l);
 }
 
@@ -285,6 +319,7 @@ int main(void) {
         cmocka_unit_test(test_operations),
         cmocka_unit_test(test_literals),
         cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_any_text),
         cmocka_unit_test(test_complements_of_bounds),
         cmocka_unit_test(test_ranges_of_characters),
         cmocka_unit_test(test_formats),
