@@ -47,14 +47,8 @@ void grammar_literal(struct grammar_text *g, const char *text, size_t len) {
 
 /* Whether another schema of the same value may speak of its members, somewhere in this one. */
 static bool is_combined(json_t *at) {
-    static const char *const WORDS[] = {"allOf",
-                                        "not",
-                                        "if",
-                                        "$ref",
-                                        "dependencies",
-                                        "dependentSchemas",
-                                        "patternProperties",
-                                        "unevaluatedProperties"};
+    static const char *const WORDS[] = {
+        "allOf", "not", "if", "$ref", "dependencies", "dependentSchemas", "unevaluatedProperties"};
     const char *key;
     json_t *value;
     size_t i;
@@ -76,20 +70,37 @@ static bool is_combined(json_t *at) {
     return false;
 }
 
-static bool close_objects(json_t *at) {
+static bool is_one_of(const char *key, const char *const *words) {
+    for (; *words; words++)
+        if (strcmp(key, *words) == 0)
+            return true;
+    return false;
+}
+
+static bool close_object(json_t *schema) {
+    return !json_is_object(json_object_get(schema, "properties")) ||
+           json_object_get(schema, "additionalProperties") ||
+           json_object_set_new(schema, "additionalProperties", json_false()) == 0;
+}
+
+/* `named`: the members of `at` are schemas by the names of something, not keywords. */
+static bool close_objects(json_t *at, bool named) {
+    static const char *const DATA[] = {"const", "enum", "default", "examples", NULL};
+    static const char *const NAMED[] = {
+        "properties", "patternProperties", "dependentSchemas", "definitions", "$defs", NULL};
     const char *key;
     json_t *value;
     size_t i;
-    if (json_is_object(json_object_get(at, "properties")) &&
-        !json_object_get(at, "additionalProperties") &&
-        json_object_set_new(at, "additionalProperties", json_false()) != 0)
+    if (!named && !close_object(at))
         return false;
     json_object_foreach(at, key, value) {
-        if (strcmp(key, "const") != 0 && strcmp(key, "enum") != 0 && !close_objects(value))
+        if (!named && is_one_of(key, DATA))
+            continue;
+        if (!close_objects(value, !named && is_one_of(key, NAMED)))
             return false;
     }
     json_array_foreach(at, i, value) {
-        if (!close_objects(value))
+        if (!close_objects(value, false))
             return false;
     }
     return true;
@@ -97,7 +108,7 @@ static bool close_objects(json_t *at) {
 
 char *grammar_schema_text(json_t *schema) {
     json_t *copy = is_combined(schema) ? json_incref(schema) : json_deep_copy(schema);
-    const bool good = copy && (is_combined(schema) || close_objects(copy));
+    const bool good = copy && (is_combined(schema) || close_objects(copy, false));
     char *text = good ? answer_arguments_text(copy) : NULL;
     json_decref(copy);
     return text;

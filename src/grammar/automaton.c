@@ -241,7 +241,8 @@ bool machine_forget(struct machine *m, uint32_t *states, size_t n) {
 
 /* ---- states that take any text --------------------------------------------------------------- */
 
-/* Every byte of first .. last, and `more` continuation bytes after it, lead from `at` to `state`. */
+/* Every byte of first .. last, and `more` continuation bytes after it, lead from `at` to
+ * `state`. */
 static bool all_lead_to(struct machine *m, uint32_t state, uint32_t at, unsigned first,
                         unsigned last, unsigned more) {
     uint32_t good = more ? STATE_UNKNOWN : state; /* checked */

@@ -28,7 +28,7 @@ struct kept_set {
     uint64_t data[];
 };
 
-/* Whether any number of characters from U+0020 on but '"', backslash and DEL may come in a state. */
+/* Whether any number of characters from U+0020 on but '"', backslash and DEL may come. */
 enum text_state {
     TEXT_NOT_ASKED,
     TEXT_NO,

@@ -25,6 +25,10 @@ static inline uint32_t dfa_next(const struct dfa *d, uint32_t state, uint8_t byt
 }
 /* Classes that tell apart all bytes that either of two automata tells apart. */
 void dfa_join_classes(const struct dfa *x, const struct dfa *y, struct dfa *out);
+/* Removes states that lead nowhere. False: out of memory. */
+bool dfa_trim(struct dfa *d) MUST_CHECK;
+/* Joins equal states, as far as the budget goes. */
+kvasir_status dfa_minimize(struct grammar_budget *b, struct dfa *d, kvasir_error *err) MUST_CHECK;
 
 struct language {
     atomic_uint refs;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* language_text.c: states that take any text: from them on no character of a JSON string that needs
- * no escape is ever refused. They are the states of an expression that may match anywhere: in
- * "[0-9]{3}" all of them. In them a machine need not look at each token (recognizer.h, text_key). */
+/* language_text.c: states that take any text: from them on no character of a JSON string that
+ * needs no escape is ever refused. They are the states of an expression that may match anywhere: in
+ * "[0-9]{3}" all of them. In them a machine need not look at each token (recognizer.h,
+ * text_key). */
 #include <string.h>
 
 #include "grammar/language_internal.h"
@@ -83,17 +84,4 @@ bool dfa_text_states(const struct dfa *d, uint8_t *text) {
     dfa_free(&any);
     mem_free(pair);
     return true;
-}
-
-bool language_room(const struct language *l, struct language_at at, uint32_t *room) {
-    if (!at.state || at.count > l->max)
-        return false;
-    *room = l->max == LANGUAGE_UNBOUNDED ? LANGUAGE_UNBOUNDED : l->max - at.count;
-    return at.state == l->universe || (l->max == LANGUAGE_UNBOUNDED && l->text[at.state]);
-}
-
-bool language_stays(const struct language *l, struct language_at at) {
-    struct language_at next = at;
-    return at.state && at.state == l->universe && language_step(l, &next, 'a') &&
-           next.state == at.state && next.count == at.count;
 }

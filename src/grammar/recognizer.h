@@ -48,9 +48,9 @@ struct recognizer_ops {
      * same characters from U+0020 on up to and without the next '"' or backslash. The machine then
      * keeps one set of such tokens for all of them. 0: no such place. TEXT_KEY_ANY + n: all such
      * characters may come, at most n of them (n = TEXT_KEY_UNBOUNDED: any number); nothing is
-     * computed for these. With the bit TEXT_KEY_STAYS the state after each of them is the same block
-     * again, and n is TEXT_KEY_UNBOUNDED. Other keys have the bit TEXT_KEY_OWN. NULL: there are no
-     * such places. */
+     * computed for these. With the bit TEXT_KEY_STAYS the state after each of them is the same
+     * block again, and n is TEXT_KEY_UNBOUNDED. Other keys have the bit TEXT_KEY_OWN. NULL: there
+     * are no such places. */
     uint64_t (*text_key)(const struct recognizer *r, struct text_span state);
     /* Clears the bits of bytes that `step` refuses, where that is cheaper to say than to try: the
      * machine asks once per state and does not try those. All 256 bits are set before. May leave

@@ -151,8 +151,8 @@ static bool note_state(struct walk *w, uint32_t state) {
     return true;
 }
 
-/* Where to go on after node i, which leads to `state`; *failed: out of memory. Below a node inside a
- * character, that is looked at whose ends all lead to one state. */
+/* Where to go on after node i, which leads to `state`; *failed: out of memory. Below a node inside
+ * a character, that is looked at whose ends all lead to one state. */
 static uint32_t pass_node(struct walk *w, uint32_t i, uint32_t state, uint32_t *from,
                           bool *failed) {
     const struct trie_node node = w->trie->nodes[i];

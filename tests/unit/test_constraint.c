@@ -41,11 +41,19 @@ static void test_plain(void **state) {
          "true,\"schema\":{\"type\":\"object\",\"properties\":{\"b\":{\"multipleOf\":0.1},\"a\":"
          "{}}}}}");
     is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"type\": \"object\", \"properties\": {\"b\": "
-                                           "{\"multipleOf\": 0.1}, \"a\": {}}}");
+                                           "{\"multipleOf\": 0.1}, \"a\": {}}, "
+                                           "\"additionalProperties\": false}");
     assert_false(r.engine.json_object);
     assert_null(r.engine.grammar); /* the setup has no cache */
     both("\"response_format\":{\"type\":\"json_object\",\"schema\":{\"type\":\"object\"}}");
     is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"type\": \"object\"}");
+    both("\"guided_json\":{\"properties\":{\"properties\":{\"const\":{\"properties\":{}}}}}");
+    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA,
+               "{\"properties\": {\"properties\": {\"const\": {\"properties\": {}}}}, "
+               "\"additionalProperties\": false}");
+    both("\"guided_json\":{\"properties\":{\"a\":{}},\"allOf\":[{\"properties\":{\"b\":{}}}]}");
+    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"properties\": {\"a\": {}}, \"allOf\": [{"
+                                           "\"properties\": {\"b\": {}}}]}");
     both("\"guided_json\":{\"a\":1}");
     is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"a\": 1}");
     both("\"guided_json\":\"{\\\"a\\\":1}\"");
@@ -170,7 +178,8 @@ static void test_reasoning_first(void **state) {
     "\"integer\",\"minimum\":1}},\"required\":[\"a\"]}"
 #define AB_TEXT                                                                                    \
     "{\"type\": \"object\", \"properties\": {\"a\": {\"type\": \"string\"}, \"b\": {\"type\": "    \
-    "\"integer\", \"minimum\": 1}}, \"required\": [\"a\"]}"
+    "\"integer\", \"minimum\": 1}}, \"required\": [\"a\"], \"additionalProperties\": "             \
+    "false}"
 #define TOOLS    "\"tools\":[" F(AB, "") "," TOOL("g") "]"
 #define REQUIRED TOOLS ",\"tool_choice\":\"required\""
 

@@ -361,8 +361,9 @@ static void schemas(void **state) {
     (void)state;
     static const char *const SCHEMAS[] = {
         "{\"type\":\"object\"}",
-        "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\",\"maxLength\":9},\"age\":"
-        "{\"type\":\"integer\",\"minimum\":0,\"maximum\":120}},\"required\":[\"name\",\"age\"]}",
+        ("{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\",\"maxLength\":9},"
+         "\"age\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":120}},"
+         "\"required\":[\"name\",\"age\"]}"),
         "{\"type\":\"array\",\"items\":{\"enum\":[\"a\",true,-1.5]}}"};
     struct subject u = open_subject(GPT2);
     for (size_t i = 0; i < sizeof SCHEMAS / sizeof *SCHEMAS; i++)
@@ -513,8 +514,9 @@ static void everything(void **state) {
 int main(void) {
     skip_without(GPT2);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(schemas), cmocka_unit_test(random_grammars), cmocka_unit_test(texts), cmocka_unit_test(ends),
-        cmocka_unit_test(forced),          cmocka_unit_test(threads), cmocka_unit_test(everything),
+        cmocka_unit_test(schemas),    cmocka_unit_test(random_grammars), cmocka_unit_test(texts),
+        cmocka_unit_test(ends),       cmocka_unit_test(forced),          cmocka_unit_test(threads),
+        cmocka_unit_test(everything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
