@@ -152,7 +152,7 @@ KVASIR_API const char *kvasir_miss_text(kvasir_miss why);
 enum { KVASIR_TOP_LOGPROBS_MAX = 20 };
 typedef struct kvasir_token_logprob {
     int32_t token;
-    /* natural; of the model's distribution, before json_object, penalties, filters, temperature */
+    /* natural; of the model's distribution, before a grammar's sets, penalties, filters, temperature */
     float logprob;
 } kvasir_token_logprob;
 
@@ -205,13 +205,6 @@ typedef struct kvasir_request {
     const int32_t *shown_tokens;
     size_t n_shown_tokens;
     bool ignore_end; /* the vocabulary's end tokens do not end the answer */
-    /* The answer is one JSON object (RFC 8259) and ends with its last brace. Only tokens that can
-     * come next are sampled, as if all other logits were -inf. End and stop tokens are never
-     * chosen; max_tokens and stop texts may cut the object off. Limits: 64 levels, 64 blanks in a
-     * row, 64 digits of a number's whole part and of its fraction, 2 of its exponent, no \u0000.
-     * Refused together with ignore_end, and if the tokenizer cannot write JSON. If no token can
-     * come next, the choice ends with an error. */
-    bool json_object;
     /* -1: no logprobs; 0 to KVASIR_TOP_LOGPROBS_MAX: the token's and those of so many likeliest */
     int32_t top_logprobs;
     const char *salt; /* requests share prefixes only with the same salt; NULL: "" */
@@ -234,8 +227,11 @@ typedef struct kvasir_request {
     /* What it stores, and the prefix that it found, make room in memory after all else: as long as
      * such prefixes take at most half of cache_memory_bytes. kvasir_engine_forget ends that. */
     bool pin;
-    /* The answer is a text of it; end and stop tokens may come where it may end. What has no
-     * alternative comes in one step, unless there is top_logprobs. Borrowed for the call. */
+    /* The answer is a text of it: only tokens that can come next are sampled, as if all other
+     * logits were -inf. End and stop tokens may come where it may end; max_tokens and stop texts
+     * may cut it off. What has no alternative comes in one step, unless there is top_logprobs. If
+     * no token can come next, the choice ends with an error. Not together with ignore_end.
+     * Borrowed for the call. */
     const kvasir_grammar *grammar;
 } kvasir_request;
 KVASIR_API void kvasir_request_init(kvasir_request *request, size_t struct_size,

@@ -56,7 +56,6 @@ bool api_no_memory(struct api_error *err) {
 static const struct {
     const char *field, *path;
 } PATHS[] = {
-    {"request.json_object", "response_format"},
     {"request.stops", "stop"},
     {"request.tokens", "prompt"},
     {"sampling.frequency_context", "frequency_context_size"},

@@ -268,8 +268,7 @@ bool constraint_apply_plain(struct api_request *r, struct api_error *err) {
                                                 [CONSTRAINT_GBNF] = KVASIR_GRAMMAR_GBNF};
     struct constraint *c = &r->constraint;
     struct grammar_text g = {0};
-    r->engine.json_object = c->kind == CONSTRAINT_OBJECT;
-    if (c->kind == CONSTRAINT_NONE || c->kind == CONSTRAINT_OBJECT)
+    if (c->kind == CONSTRAINT_NONE)
         return true;
     c->grammar_kind = KINDS[c->kind];
     if (c->kind == CONSTRAINT_SCHEMA) {
@@ -320,7 +319,7 @@ bool constraint_apply(const struct api_setup *setup, const char *prompt, size_t 
     s.calls = callable && (c->kind != CONSTRAINT_NONE || c->calls != CALLS_FREE);
     if (!s.body && !s.calls)
         return true;
-    if (s.body && (c->kind == CONSTRAINT_OBJECT || (!s.reasons && !s.calls)))
+    if (!s.reasons && !s.calls)
         return constraint_apply_plain(r, err);
     const bool good = write_grammar(setup, &s, r, err);
     shape_free(&s);

@@ -20,7 +20,6 @@
 
 enum constraint_kind {
     CONSTRAINT_NONE,
-    CONSTRAINT_OBJECT, /* any JSON object */
     CONSTRAINT_SCHEMA, /* value: a JSON schema */
     CONSTRAINT_REGEX,  /* a string, as are the others */
     CONSTRAINT_CHOICE, /* an array of strings */

@@ -50,6 +50,14 @@ static bool ask_schema(struct api_request *r, const char *field, json_t *value, 
     return good;
 }
 
+/* Any object. */
+static bool ask_object(struct api_request *r, const char *field, struct api_error *err) {
+    json_t *schema = json_pack("{s:s}", "type", "object");
+    const bool good = schema ? ask(r, CONSTRAINT_SCHEMA, field, schema, err) : api_no_memory(err);
+    json_decref(schema);
+    return good;
+}
+
 static bool ask_text(struct api_request *r, enum constraint_kind kind, const char *field,
                      json_t *value, struct api_error *err) {
     if (!json_is_string(value))
@@ -90,7 +98,7 @@ static bool read_format(json_t *body, struct api_request *r, struct api_error *e
     if (strcmp(type, "json_object") == 0) {
         json_t *schema = api_get(format, "schema");
         return schema ? ask_schema(r, "response_format.schema", schema, false, err)
-                      : ask(r, CONSTRAINT_OBJECT, "response_format", NULL, err);
+                      : ask_object(r, "response_format", err);
     }
     if (strcmp(type, "json_schema") != 0)
         return api_refuse(err, "response_format.type",
@@ -109,18 +117,18 @@ static bool read_format(json_t *body, struct api_request *r, struct api_error *e
 static const struct {
     const char *name, *member; /* member: of an object of that name; NULL: the field itself */
     const char *path;
-    enum constraint_kind kind;
+    enum constraint_kind kind; /* CONSTRAINT_NONE: a flag that asks for any object */
 } FIELDS[] = {
     {"structured_outputs", "json", "structured_outputs.json", CONSTRAINT_SCHEMA},
     {"structured_outputs", "regex", "structured_outputs.regex", CONSTRAINT_REGEX},
     {"structured_outputs", "choice", "structured_outputs.choice", CONSTRAINT_CHOICE},
     {"structured_outputs", "grammar", "structured_outputs.grammar", CONSTRAINT_GBNF},
-    {"structured_outputs", "json_object", "structured_outputs.json_object", CONSTRAINT_OBJECT},
+    {"structured_outputs", "json_object", "structured_outputs.json_object", CONSTRAINT_NONE},
     {"guided_json", NULL, "guided_json", CONSTRAINT_SCHEMA},
     {"guided_regex", NULL, "guided_regex", CONSTRAINT_REGEX},
     {"guided_choice", NULL, "guided_choice", CONSTRAINT_CHOICE},
     {"guided_grammar", NULL, "guided_grammar", CONSTRAINT_GBNF},
-    {"guided_json_object", NULL, "guided_json_object", CONSTRAINT_OBJECT},
+    {"guided_json_object", NULL, "guided_json_object", CONSTRAINT_NONE},
     {"json_schema", NULL, "json_schema", CONSTRAINT_SCHEMA},
     {"grammar", NULL, "grammar", CONSTRAINT_GBNF},
 };
@@ -135,14 +143,12 @@ static bool read_field(json_t *value, size_t i, struct api_request *r, struct ap
     case CONSTRAINT_REGEX:
     case CONSTRAINT_GBNF:
         return ask_text(r, FIELDS[i].kind, path, value, err);
-    case CONSTRAINT_OBJECT:
-        if (!json_is_boolean(value))
-            return api_wrong_type(err, path, value, "true or false");
-        return json_is_false(value) || ask(r, CONSTRAINT_OBJECT, path, NULL, err);
     case CONSTRAINT_NONE:
         break;
     }
-    return true;
+    if (!json_is_boolean(value))
+        return api_wrong_type(err, path, value, "true or false");
+    return json_is_false(value) || ask_object(r, path, err);
 }
 
 /* The rest of vLLM's object: what would change the answer is refused. */

@@ -76,7 +76,7 @@ static bool set_answer(const struct api_setup *setup, const char *prompt, size_t
     if (!constraint_apply(setup, prompt, len, r, err))
         return false;
     /* a text that is asked for and nothing else has no markers: all is content */
-    if (!setup->syntax || r->engine.json_object ||
+    if (!setup->syntax ||
         (r->constraint.kind && !r->answer.body && r->constraint.calls != CALLS_FORCED))
         return true;
     r->answer.syntax = *setup->syntax;

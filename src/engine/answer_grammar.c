@@ -31,13 +31,13 @@ uint64_t answer_vocab_bytes(const struct kvasir_engine *e) {
 kvasir_status answer_need_vocab(struct request *q, kvasir_error *err) {
     struct kvasir_engine *e = q->engine;
     kvasir_status status = KVASIR_OK;
-    if (q->r.ignore_end || q->r.json_object)
+    if (q->r.ignore_end)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "request.grammar",
-                          "cannot be combined with ignore_end or json_object");
-    pthread_mutex_lock(&e->json_mutex);
+                          "cannot be combined with ignore_end");
+    pthread_mutex_lock(&e->vocab_mutex);
     if (!e->guide_vocab.tokenizer)
         status = guide_vocab_init(&e->guide_vocab, e->model->text, vocab_of(e), err);
-    pthread_mutex_unlock(&e->json_mutex);
+    pthread_mutex_unlock(&e->vocab_mutex);
     return fail_of_field(status, err, "request.grammar");
 }
 

@@ -264,13 +264,6 @@ static kvasir_status begin_stored_formats(struct kvasir_engine *e, const kvasir_
     return fail_of_field(status, err, "engine.stored_kv_bits");
 }
 
-/* Bytes that json_object takes. The vocabulary is made on first use, but charged up front, so that
- * an accepted request cannot fail for lack of it. */
-static uint64_t json_bytes(const struct kvasir_engine *e, uint32_t vocab) {
-    const struct tokenizer *t = e->model->text->tokenizer;
-    return t ? json_vocab_bytes(t, vocab) + token_set_words(vocab) * sizeof *e->allowed : 0;
-}
-
 /* The buffers of steps and of sampling count against the budget from the start. */
 static kvasir_status charge_fixed(struct kvasir_engine *e, kvasir_error *err) {
     const struct settled *o = &e->ctx->options;
@@ -278,7 +271,7 @@ static kvasir_status charge_fixed(struct kvasir_engine *e, kvasir_error *err) {
     const uint32_t vocab = model_config(e->model->model)->vocab;
     const uint64_t bytes = model_run_bytes(e->model->model, o->prefill_chunk, o->logit_rows) +
                            step_bytes(e->ctx) + sampler_scratch_bytes(vocab) +
-                           json_bytes(e, vocab) + answer_vocab_bytes(e);
+                           answer_vocab_bytes(e); /* made on first use, charged up front */
     if (pool_charge(pool, bytes, NULL) != KVASIR_OK)
         return fail_field(err, KVASIR_ERR_BUDGET, "engine.cache_memory_bytes",
                           "a budget of %" PRIu64 " bytes does not hold the buffers for steps of %u "
@@ -336,9 +329,6 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     e->max_waiting = o->max_waiting;
     e->rotates = e->ctx->options.cache.max_size != 0;
     TRY(sampler_scratch_create(config->vocab, &e->scratch, err));
-    e->allowed = mem_calloc(token_set_words(config->vocab), sizeof *e->allowed);
-    if (!e->allowed)
-        return fail(err, KVASIR_ERR_MEMORY, "engine: out of memory");
     TRY(charge_fixed(e, err));
     if (!o->no_prefix_cache) {
         TRY(tree_create(e->ctx->cache, model_rebuild_tokens(config), &e->tree, err));
@@ -409,7 +399,7 @@ kvasir_status engine_create_take(const kvasir_model *model, const kvasir_engine_
         e->given_tiers = *tiers;
     e->inbox_end = &e->inbox;
     pthread_mutex_init(&e->mutex, NULL);
-    pthread_mutex_init(&e->json_mutex, NULL);
+    pthread_mutex_init(&e->vocab_mutex, NULL);
     init_wake(&e->wake);
     status = engine_init(e, &settled, err);
     if (status != KVASIR_OK) {
@@ -447,10 +437,8 @@ void kvasir_engine_destroy(kvasir_engine *e) {
     kvasir_context_destroy(e->ctx);
     pthread_cond_destroy(&e->wake);
     pthread_mutex_destroy(&e->mutex);
-    pthread_mutex_destroy(&e->json_mutex);
-    json_vocab_destroy(e->json);
+    pthread_mutex_destroy(&e->vocab_mutex);
     guide_vocab_deinit(&e->guide_vocab);
-    mem_free(e->allowed);
     mem_free(e);
 }
 

@@ -23,7 +23,6 @@ struct choice {
     char *text; /* [text_cap] of the current token */
     size_t text_cap;
     uint32_t generated;
-    struct json_state json; /* the automaton's state after the answer so far, of a json_object */
     bool stuck;             /* it cannot go on: failed and why say more, of a grammar */
     bool ended;             /* its DONE event has been sent */
     kvasir_finish finish;
@@ -42,7 +41,6 @@ struct request {
     kvasir_request r; /* its pointers are copies below, or borrowed */
     char *salt;
     uint64_t *stop_set;            /* [token_set_words(vocab)] tokens that end it; NULL: none */
-    const struct json_vocab *json; /* NULL: any text */
     struct choice *choices;        /* [n] */
     struct task **followers;
     uint32_t open; /* choices that have not ended */
@@ -93,7 +91,6 @@ struct kvasir_engine {
     double flush_seconds; /* at the end, for what the tiers lack */
     struct sched *sched;
     struct sampler_scratch *scratch;
-    uint64_t *allowed;   /* [token_set_words(vocab)] tokens that may follow in a json_object */
     const float *logits; /* [vocab] of the row that host_next handles */
     uint64_t fixed_bytes, tiers_bytes; /* of the budget: buffers of steps; of tiers */
     uint32_t max_running, max_waiting;
@@ -107,9 +104,8 @@ struct kvasir_engine {
     double step_seconds;
     uint64_t step_counts[KVASIR_STEP_COUNTS];
     kvasir_token_logprob top[TOP_LOGPROBS_MAX];
-    pthread_mutex_t json_mutex; /* guards json, which the first request that needs it makes */
-    struct json_vocab *json;
-    struct guide_vocab guide_vocab; /* likewise, of grammars */
+    pthread_mutex_t vocab_mutex;
+    struct guide_vocab guide_vocab; /* under it; the first request that needs it makes it */
     /* guarded by mutex */
     pthread_mutex_t mutex;
     pthread_cond_t wake;

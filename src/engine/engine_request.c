@@ -4,7 +4,7 @@
  *
  *     logits row --> sampler --> token --> detokenizer --> stop texts --> on_event
  *                       ^          |
- *                       `-- state of the JSON automaton (json_object), place in a grammar
+ *                       `-- place in a grammar
  *                           (answer_grammar.c)
  *
  * Each choice of a request is a task of the scheduler with its own sampler, detokenizer and stop
@@ -87,52 +87,6 @@ static void rest_of_text(struct choice *c, size_t *len) {
     if (!kvasir_stop_finish(c->stop, c->text + *len, &more))
         c->finish = KVASIR_FINISH_STOP;
     *len += more;
-}
-
-/* ---- JSON objects ---------------------------------------------------------------------------- */
-
-/* Fills e->allowed with the tokens that may come next. False: there is none. */
-static bool allow_json(struct kvasir_engine *e, const struct choice *c) {
-    const struct request *q = c->request;
-    const uint32_t vocab = model_config(e->model->model)->vocab;
-    uint64_t any = 0;
-    json_vocab_allow(q->json, &c->json, e->allowed);
-    for (size_t i = 0; i < token_set_words(vocab); i++) {
-        if (q->stop_set)
-            e->allowed[i] &= ~q->stop_set[i];
-        any |= e->allowed[i];
-    }
-    return any != 0;
-}
-
-static void add_json(struct choice *c, int32_t token) {
-    const struct text_span bytes =
-        tokenizer_bytes(c->request->engine->model->text->tokenizer, token);
-    bool open = true;
-    for (size_t i = 0; i < bytes.len && open; i++)
-        open = json_push(&c->json, (uint8_t)bytes.data[i]);
-    ASSERT(open);
-    (void)open;
-}
-
-/* The JSON view of the vocabulary, which the first request that needs it makes. */
-static kvasir_status need_json(struct kvasir_engine *e, struct request *q, kvasir_error *err) {
-    const kvasir_tokenizer *text = e->model->text;
-    kvasir_status status = KVASIR_OK;
-    if (q->r.ignore_end)
-        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.json_object",
-                          "cannot be combined with ignore_end");
-    if (!text->tokenizer)
-        return fail_field(err, KVASIR_ERR_UNSUPPORTED, "request.json_object",
-                          "the model has no tokenizer");
-    pthread_mutex_lock(&e->json_mutex);
-    if (!e->json)
-        status =
-            json_vocab_create(text->tokenizer, model_config(e->model->model)->vocab, &e->json, err);
-    q->json = e->json;
-    pthread_mutex_unlock(&e->json_mutex);
-    TRY(status);
-    return json_vocab_check(q->json, q->r.stop_tokens, q->r.n_stop_tokens, err);
 }
 
 /* ---- the scheduler's host -------------------------------------------------------------------- */
@@ -224,10 +178,6 @@ static bool add_token(struct kvasir_engine *e, struct choice *c, int32_t token) 
     event.text = c->text;
     event.len = len;
     send(c, &event);
-    if (c->request->json) {
-        add_json(c, token);
-        open = open && !json_complete(&c->json);
-    }
     if (c->guide.place)
         open = answer_add(c, token) && open;
     if (!open)
@@ -241,10 +191,6 @@ static bool host_next(void *user, struct task *t, uint32_t row) {
     struct choice *c = choice_of(t);
     bool open;
     (void)row;
-    if (c->request->json && !allow_json(e, c)) {
-        c->stuck = true;
-        return false;
-    }
     do {
         int32_t token;
         if (!answer_pick(c, e->logits, &token))
@@ -260,19 +206,12 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     struct kvasir_engine *e = user;
     struct choice *c = choice_of(t);
     struct request *q = c->request;
-    kvasir_error why;
     size_t len = 0;
     answer_forget(c);
-    if (c->stuck && c->guide.place) {
+    if (c->stuck) {
         end = END_FAILED;
         error = &c->why;
         c->why.field = "request.grammar";
-    } else if (c->stuck) {
-        end = END_FAILED;
-        (void)!fail_field(&why, KVASIR_ERR_UNSUPPORTED, "request.json_object",
-                          "no token of the vocabulary can follow token %u of the answer",
-                          c->generated);
-        error = &why;
     }
     if (end == END_COMPLETE)
         rest_of_text(c, &len);
@@ -409,8 +348,6 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
                             .detached = r->prompt_cache != NULL};
     TRY(sampler_create_shared(&sampling, model_config(e->model->model)->vocab, cap, e->scratch,
                               &c->sampler, err));
-    if (q->json)
-        sampler_allow(c->sampler, e->allowed);
     if (r->grammar)
         TRY(answer_init(c, r->grammar, err));
     for (uint32_t i = 0; i < base; i++) /* accept ignores -1, a token that the file does not name */
@@ -491,8 +428,6 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
     q->followers = mem_calloc(r->n, sizeof *q->followers);
     if (!q->salt || !q->choices || !q->followers || !set_stops(q))
         status = fail(err, KVASIR_ERR_MEMORY, "request: out of memory");
-    if (status == KVASIR_OK && r->json_object)
-        status = need_json(e, q, err);
     if (status == KVASIR_OK && r->grammar)
         status = answer_need_vocab(q, err);
     for (uint32_t i = 0; i < r->n && status == KVASIR_OK; i++) {

@@ -128,43 +128,10 @@ bool detok_finish(struct detok *d, struct text_buf *out) MUST_CHECK;
 /* The value of a hexadecimal digit; -1 for other characters (unicode.c). */
 int hex_digit(char c);
 
-/* ---- JSON that a model writes (json_automaton.c, json_vocab.c) ------------------------------- */
-
-enum { JSON_LEVELS_MAX = 64, JSON_BLANKS_MAX = 64, JSON_DIGITS_MAX = 64 };
-/* The state of a text that is to become one JSON object. Zeros: the beginning. */
-struct json_state {
-    uint64_t objects; /* bit i: level i + 1 is an object, else an array */
-    uint8_t levels;   /* open levels */
-    uint8_t part;     /* enum json_part (json_automaton.h) */
-    bool key;         /* the string is a key */
-    uint8_t count;    /* spaces or digits in a row, or bytes held */
-    uint8_t held[4];  /* of an incomplete character or escape */
-};
-_Static_assert(sizeof(struct json_state) == 16, "copied for every token");
-/* Takes one more byte. False: it is not allowed here, and the state cannot be used anymore. */
-bool json_push(struct json_state *s, uint8_t byte) MUST_CHECK;
-bool json_complete(const struct json_state *s); /* nothing more may come, not even spaces */
-
-/* The tokens of a vocabulary as an answer shows them (tokenizer_bytes), in an order in which all
- * tokens that may come next are found without looking at each. Immutable. */
-struct json_vocab;
-/* Of the tokens below n_ids, except control and end tokens and those of more than 255 bytes. t is
- * borrowed for the call. KVASIR_ERR_UNSUPPORTED: the vocabulary cannot finish every object that it
- * may begin. */
-kvasir_status json_vocab_create(const struct tokenizer *t, uint32_t n_ids, struct json_vocab **out,
-                                kvasir_error *err) MUST_CHECK;
-void json_vocab_destroy(struct json_vocab *v);
-/* Bytes on the heap, once created. */
-uint64_t json_vocab_bytes(const struct tokenizer *t, uint32_t n_ids);
-/* Checks that an object can be written without these tokens; else KVASIR_ERR_UNSUPPORTED. */
-kvasir_status json_vocab_check(const struct json_vocab *v, const int32_t *without, size_t n,
-                               kvasir_error *err) MUST_CHECK;
 /* A set of tokens: token i is bit i % 64 of word i / 64. */
 static inline size_t token_set_words(uint32_t n_ids) {
     return ((size_t)n_ids + 63) / 64;
 }
-/* Fills bits [token_set_words(n_ids)] with the tokens that may come next. */
-void json_vocab_allow(const struct json_vocab *v, const struct json_state *s, uint64_t *bits);
 
 /* ---- chat templates (template_*.c): a Jinja subset ------------------------------------------- */
 

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes for the JSON automaton. What it accepts to the end must be an object to jansson, and it
- * must accept every object that jansson accepts, except beyond its documented limits. Then for the
+/* Bytes for the grammar of a JSON object. What it accepts to the end must be an object to jansson,
+ * and it must accept every object that jansson accepts, but for its documented limits. Then for the
  * walk without a tree, which must agree with jansson, errors included. */
 #include <string.h>
 
 #include "fuzz.h"
-#include "text/text.h"
+#include "grammar/grammar.h"
 #include "util/json.h"
 
-enum { TIMES = 400, BYTES = 1 << 20 }; /* jansson's tree */
+enum { LEVELS_MAX = 64, BLANKS_MAX = 64, DIGITS_MAX = 64 }; /* docs/structured-output.md */
+enum { TIMES = 400, BYTES = 1 << 20 };                      /* jansson's tree */
 
 static bool is_blank(uint8_t c) {
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
@@ -25,7 +26,7 @@ static bool is_beyond_limits(const uint8_t *data, size_t size) {
         blanks = is_blank(data[i]) ? blanks + 1 : 0;
         digits = digit ? digits + 1 : 0;
         exponent = (data[i] | 0x20) == 'e' || (exponent && (digit || strchr("+-", data[i])));
-        if (levels > JSON_LEVELS_MAX || blanks > JSON_BLANKS_MAX || digits > JSON_DIGITS_MAX ||
+        if (levels > LEVELS_MAX || blanks > BLANKS_MAX || digits > DIGITS_MAX ||
             (exponent && digits > 2))
             return true;
     }
@@ -60,16 +61,35 @@ static void check_walk(const char *text, size_t size) {
         fuzz_fail("\"%s\" and \"%s\": %.*s", theirs.text, ours.text, (int)size, text);
 }
 
+/* Whether the grammar takes it all; *n: how many bytes at least. */
+static bool is_taken(const uint8_t *data, size_t size, size_t *n) {
+    static const char schema[] = "{\"type\": \"object\"}";
+    static struct grammar *grammar;
+    struct grammar_place *place;
+    if (!grammar &&
+        grammar_compile(GRAMMAR_JSON_SCHEMA, (struct text_span){schema, sizeof schema - 1}, NULL,
+                        &grammar, NULL))
+        fuzz_fail("no grammar");
+    if (grammar_begin(grammar, &place, NULL) ||
+        grammar_push(place, (struct text_span){(const char *)data, size}, n, NULL))
+        fuzz_fail("out of memory");
+    const bool taken = *n == size && grammar_place_end(place) == GRAMMAR_ENDED;
+    grammar_place_destroy(place);
+    return taken;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    struct json_state s = {0};
-    size_t n = 0;
+    size_t n;
     while (size && is_blank(data[size - 1]))
-        size--; /* the automaton takes nothing after the object, not even blanks */
-    while (n < size && json_push(&s, data[n]))
-        n++;
-    const bool ours = n == size && json_complete(&s);
+        size--; /* the grammar takes nothing after the object, not even blanks, */
+    while (size && is_blank(*data)) { /* and none before it */
+        data++;
+        size--;
+    }
+    const bool ours = is_taken(data, size, &n);
     budget_begin(BYTES + TIMES * size);
-    json_t *value = json_loadb((const char *)data, size, JSON_DECODE_INT_AS_REAL, NULL);
+    json_t *value =
+        json_loadb((const char *)data, size, JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, NULL);
     const bool theirs = json_is_object(value);
     json_decref(value);
     check_walk((const char *)data, size);

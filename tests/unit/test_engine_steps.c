@@ -78,23 +78,37 @@ static void on_event(void *user, const kvasir_event *e) {
     }
 }
 
-/* A bias against tokens that end strings, and a stronger one against "}", which gives "{}". */
+static bool has_escape(const char *piece, size_t len) {
+    for (size_t i = 0; i < len; i++)
+        if (piece[i] == '\\' || (piece[i] & 0x80))
+            return true;
+    return false;
+}
+
+/* A bias against tokens that end strings, and a stronger one against "}", which gives "{}". Others
+ * that lead to a state of the grammar that was not there before are out, too: only new states take
+ * memory. */
 static void open_key(const kvasir_model *model, kvasir_request *r) {
+    static const char object[] = "{\"type\":\"object\"}";
     static kvasir_logit_bias bias[512];
+    static kvasir_grammar *grammar;
+    if (!grammar &&
+        kvasir_grammar_create(KVASIR_GRAMMAR_JSON_SCHEMA, object, strlen(object), &grammar, NULL))
+        _exit(3);
     r->ignore_end = false;
-    r->json_object = true;
+    r->grammar = grammar;
     r->sampling.logit_bias = bias;
     r->sampling.n_logit_bias = 0;
     for (int32_t id = 0; id < 512; id++) {
         size_t len;
         const char *piece = kvasir_token_piece(kvasir_model_tokenizer(model), id, &len);
         const bool byte = piece && len == 6 && memcmp(piece, "<0x", 3) == 0;
-        const bool quote =
-            piece && (memchr(piece, '"', len) || (byte && !memcmp(piece + 3, "22", 2)));
         const bool brace =
             piece && (memchr(piece, '}', len) || (byte && !memcmp(piece + 3, "7D", 2)));
-        if (quote || brace)
-            bias[r->sampling.n_logit_bias++] = (kvasir_logit_bias){id, quote ? -1000 : -2000};
+        if (brace)
+            bias[r->sampling.n_logit_bias++] = (kvasir_logit_bias){id, -2000};
+        else if (piece && (memchr(piece, '"', len) || has_escape(piece, len) || byte))
+            bias[r->sampling.n_logit_bias++] = (kvasir_logit_bias){id, -1000};
     }
 }
 

@@ -343,12 +343,12 @@ static void test_limits(void **state) {
 static void test_response_format(void **state) {
     (void)state;
     both("\"response_format\":{\"type\":\"text\"}");
-    assert_false(r.engine.json_object);
+    assert_int_equal(r.constraint.kind, CONSTRAINT_NONE);
     both("\"response_format\":null");
-    assert_false(r.engine.json_object);
+    assert_int_equal(r.constraint.kind, CONSTRAINT_NONE);
     both("\"response_format\":{\"type\":\"json_object\",\"x\":1},\"ignore_eos\":false,\"n\":2,"
          "\"stop\":\"}\",\"stop_token_ids\":[7],\"logit_bias\":{\"125\":-100}");
-    assert_true(r.engine.json_object);
+    assert_string_equal(r.constraint.grammar.data, "{\"type\": \"object\"}");
     static const char *const fields[][3] = {
         {"{\"type\":\"grammar\"}", "response_format.type",
          "\"grammar\" is not supported, use \"text\", \"json_object\" or \"json_schema\""},

@@ -235,11 +235,10 @@ static void test_answer_options(void **state) {
     assert_int_equal(r.answer.start, ANSWER_AT_REASONING);
     assert_int_equal(r.engine.n_shown_tokens, 1);
     assert_int_equal(r.engine.shown_tokens[0], BYTE_EOS);
-    /* a JSON object is content, even if the prompt opened reasoning */
+    /* a JSON object comes after the reasoning that the prompt opened */
     good(API_CHAT, with(API_CHAT, F_TOOL ",\"response_format\":{\"type\":\"json_object\"}"));
-    assert_int_equal(r.answer.start, ANSWER_AT_CONTENT);
-    assert_int_equal(r.answer.syntax.tools, ANSWER_TOOLS_NONE);
-    assert_null(r.answer.syntax.think_open);
+    assert_int_equal(r.answer.start, ANSWER_AT_REASONING);
+    assert_true(r.answer.body);
     good(API_CHAT, with(API_CHAT, F_TOOL ",\"chat_template_kwargs\":{\"extra\":\"</s>\"}"));
     assert_int_equal(r.answer.start, ANSWER_AT_CONTENT);
     assert_int_equal(r.engine.n_shown_tokens, 2);

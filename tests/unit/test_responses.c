@@ -120,7 +120,7 @@ static void test_fields(void **state) {
         "[user]hihigh[a]");
     assert_int_equal(r.engine.max_tokens, 7);
     assert_true(r.engine.sampling.temp == 0.5f && r.engine.sampling.top_p == 0.25f);
-    assert_true(r.stream && r.engine.json_object);
+    assert_true(r.stream && r.constraint.kind == CONSTRAINT_SCHEMA);
     same_json(json_incref(echo("max_output_tokens")), "7");
     same_json(json_incref(echo("metadata")), "{\"a\":\"b\"}");
     same_json(json_incref(echo("store")), "false"); /* there is no store */
