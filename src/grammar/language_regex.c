@@ -194,9 +194,8 @@ static uint32_t add_tree(struct builder *n, uint32_t root, uint32_t next) {
         for (size_t i = 0; i < n->e->sets[node.a].n; i++)
             add_range(n, n->e->sets[node.a].ranges[i].from, n->e->sets[node.a].ranges[i].to, next,
                       &out);
-        if (out == NOWHERE) /* no character: a byte that no text has */
-            out = add_state(
-                n, (struct nfa_state){.way = WAY_BYTE, .from = 0xff, .to = 0xff, .a = next});
+        if (out == NOWHERE) /* no character, so no byte */
+            out = add_state(n, (struct nfa_state){.way = WAY_BYTE, .from = 1, .to = 0, .a = next});
         break;
     case NODE_REPEAT:
         out = add_repeat(n, &node, next);

@@ -10,7 +10,8 @@
  *     openai.c       a request body of OpenAI's or Anthropic's API; /tokenize and the like
  *     answer_syntax.c    an answer's text, parsed into reasoning, content and calls
  *     tokenize.c     a text through small vocabularies of each kind, and back
- *     json.c         a text through the automaton for answers that must be JSON objects
+ *     grammar.c      a schema, an expression or a grammar, and an answer of it
+ *     json.c         a text through the grammar of any JSON object, and the walk without a tree
  *     http.c         a connection's requests, at once and byte by byte
  *     trace.c        recorded requests; if accepted, their yardsticks too
  *
