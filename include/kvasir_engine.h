@@ -152,7 +152,7 @@ KVASIR_API const char *kvasir_miss_text(kvasir_miss why);
 enum { KVASIR_TOP_LOGPROBS_MAX = 20 };
 typedef struct kvasir_token_logprob {
     int32_t token;
-    /* natural; of the model's distribution, before a grammar's sets, penalties, filters, temperature */
+    /* natural; of the model's distribution, before grammar, penalties, filters, temperature */
     float logprob;
 } kvasir_token_logprob;
 

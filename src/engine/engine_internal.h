@@ -23,8 +23,8 @@ struct choice {
     char *text; /* [text_cap] of the current token */
     size_t text_cap;
     uint32_t generated;
-    bool stuck;             /* it cannot go on: failed and why say more, of a grammar */
-    bool ended;             /* its DONE event has been sent */
+    bool stuck; /* it cannot go on: failed and why say more, of a grammar */
+    bool ended; /* its DONE event has been sent */
     kvasir_finish finish;
     /* ---- of a grammar (answer_grammar.c) ---- */
     struct guide guide;
@@ -40,8 +40,8 @@ struct request {
     uint64_t id;
     kvasir_request r; /* its pointers are copies below, or borrowed */
     char *salt;
-    uint64_t *stop_set;            /* [token_set_words(vocab)] tokens that end it; NULL: none */
-    struct choice *choices;        /* [n] */
+    uint64_t *stop_set;     /* [token_set_words(vocab)] tokens that end it; NULL: none */
+    struct choice *choices; /* [n] */
     struct task **followers;
     uint32_t open; /* choices that have not ended */
     uint32_t prompt_tokens, cached_tokens, prompt_done;
@@ -91,7 +91,7 @@ struct kvasir_engine {
     double flush_seconds; /* at the end, for what the tiers lack */
     struct sched *sched;
     struct sampler_scratch *scratch;
-    const float *logits; /* [vocab] of the row that host_next handles */
+    const float *logits;               /* [vocab] of the row that host_next handles */
     uint64_t fixed_bytes, tiers_bytes; /* of the budget: buffers of steps; of tiers */
     uint32_t max_running, max_waiting;
     uint32_t fit_tokens; /* the longest sequence that fits the budget alone */
