@@ -84,7 +84,7 @@ static bool walk(struct bench *b, struct grammar *g, const char *text, size_t le
     struct grammar_place *p;
     kvasir_error err = {0};
     int32_t *ids;
-    size_t n, taken;
+    size_t n = 0, taken;
     bool good = true;
     if (grammar_begin(g, &p, &err) || tokenizer_encode(b->t, text, len, 0, &ids, &n, &err))
         die(err.text);
