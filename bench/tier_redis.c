@@ -161,7 +161,7 @@ static double tier(const char *url, const char *secret) {
         }
     }
     const double seconds = timed(read_tier, t);
-    t->ops->forget(t, head.context, NULL);
+    t->ops->forget(t, head.context, NULL, 0, NULL);
     t->ops->destroy(t);
     free(payload);
     return seconds;

@@ -89,6 +89,7 @@ typedef struct kvasir_engine_options {
     /* One line about a store that fails or has recovered; from any thread. NULL: nobody is told. */
     void (*on_note)(void *user, const char *line);
     void *note_user;
+    uint64_t cache_remote_tenant_bytes; /* that cache_remote takes of one salt; 0: no limit */
 } kvasir_engine_options;
 KVASIR_API void kvasir_engine_init(kvasir_engine_options *options, size_t struct_size,
                                    size_t context_size);
@@ -348,6 +349,8 @@ typedef struct kvasir_tier_stats {
     uint64_t dropped;    /* records that made room, expired or were forgotten */
     double read_seconds; /* of reads that succeeded */
     bool down;           /* after errors it does nothing for a while */
+    /* pages of hits, of 64 tokens; loads begun, given up as too late, not begun as too slow */
+    uint64_t hit_pages, loads, loads_late, loads_slow;
 } kvasir_tier_stats;
 /* Fills at most `cap` and returns how many there are. From any thread. */
 KVASIR_API size_t kvasir_engine_get_tiers(kvasir_engine *engine, kvasir_tier_stats *tiers,

@@ -20,6 +20,7 @@
 #ifndef KVASIR_CACHE_TIER_H
 #define KVASIR_CACHE_TIER_H
 
+#include <stdatomic.h>
 #include <xxhash.h>
 
 #include "quant/quant.h"
@@ -95,6 +96,10 @@ struct tier_read {
     uint8_t *payload;              /* [bytes], written even if the result is not TIER_OK */
     uint64_t bytes;
     bool unchecked; /* tests only: sums and keys are not compared */
+    /* Or NULL. By the reading thread, as soon as result, head and payload are final. A tier may
+     * leave it out: what it was not called for is final when `read` returns. */
+    void (*ended)(struct tier_read *r);
+    void *user; /* of `ended` */
     /* set by the tier, by way of record_begin, record_piece and record_end */
     enum tier_result result;
     struct record_head head; /* valid if the result is TIER_OK */
@@ -107,6 +112,11 @@ struct tier_read {
 bool record_begin(struct tier_read *r, const struct record_head *head);
 void record_piece(struct tier_read *r, const void *at, size_t bytes);
 bool record_end(struct tier_read *r);
+
+static inline void record_ended(struct tier_read *r) {
+    if (r->ended)
+        r->ended(r);
+}
 
 /* Records of one context and root: what a store may keep together, bound and forget. */
 struct tier_place {
@@ -125,6 +135,10 @@ struct tier_stats {
     double read_seconds;  /* spent in reads that succeeded */
     bool down;            /* it does nothing at present, after errors */
     uint64_t table_bytes; /* memory of its own, for index and buffers */
+    /* Set by tiers_get_tier (tiers.h). Whole pages of hits that came from it; loads that began with
+     * records of it; of these, and of questions to it, those that were given up while it was waited
+     * for; and loads and questions that were not begun because computing is faster. */
+    uint64_t hit_pages, loads, loads_late, loads_slow;
 };
 
 struct tier {
@@ -149,9 +163,11 @@ struct tier_ops {
     /* The record turned out to be damaged, or one that lives longer is going to be written: others
      * must not find it again. */
     void (*drop)(struct tier *t, const struct tier_place *place, struct tier_key key);
-    /* Removes all records of a context with this root, or with any (root NULL), for good: also
-     * after a restart. False: some may be left; it has to be called again later. */
-    bool (*forget)(struct tier *t, struct tier_key context, const struct tier_key *root);
+    /* Removes all records of a context with one of n roots, or with any (n 0), for good: also after
+     * a restart. False: some may be left; it has to be called again later. Once *stop is true (or
+     * stop NULL: never), a tier that depends on others begins no further exchange with them. */
+    bool (*forget)(struct tier *t, struct tier_key context, const struct tier_key *roots,
+                   uint32_t n, const atomic_bool *stop);
     /* Work for moments in which nothing else is to be done: space, durability. */
     void (*rest)(struct tier *t);
     void (*stats)(struct tier *t, struct tier_stats *out);
@@ -168,15 +184,18 @@ struct tier_files; /* the file system as a tier sees it (tier_files.h); NULL: th
 struct tier_disk_options {
     const char *dir;
     uint64_t limit_bytes;   /* of all files in dir; at least TIER_DISK_LEAST */
-    uint64_t floor_bytes;   /* so much of the file system stays free */
+    uint64_t floor_bytes;   /* so much of the file system stays free; TIER_DISK_FLOOR */
     uint64_t segment_bytes; /* of one file; 0: 256 MiB, less if the limit is small */
     const struct tier_files *files;
     tier_complain_fn *complain;
     void *user;
 };
-#define TIER_DISK_LEAST ((uint64_t)16 << 20)
+#define TIER_DISK_LEAST      ((uint64_t)16 << 20)
+#define TIER_DISK_FLOOR      ((uint64_t)256 << 20)
+#define TIER_DISK_IDENTITIES "identities" /* a file in the folder that is the engine's */
 /* Makes the folder (0700) and files (0600) if they are missing. KVASIR_ERR_BUSY names the process
- * that holds the folder. Anything damaged in it is skipped and counted, never an error. */
+ * that holds the folder; KVASIR_ERR_IO also if another user than this process's and root can write
+ * to the folder or a file of it. Anything damaged in it is skipped and counted, never an error. */
 kvasir_status tier_disk_create(const struct tier_disk_options *o, struct tier **out,
                                kvasir_error *err) MUST_CHECK;
 
@@ -233,8 +252,9 @@ struct tier_folder_walk {
  * a server may be using the folder. KVASIR_ERR_CANCELLED: progress said so. */
 kvasir_status tier_folder_walk(struct tier_folder_walk *w, kvasir_error *err) MUST_CHECK;
 /* Removes what has expired or was forgotten from the files themselves, and the oldest records until
- * all fit the limit (0: none). *before, *after: bytes of all files. KVASIR_ERR_BUSY as in
- * tier_disk_create, also for tier_folder_clear, which removes all records. */
+ * all fit the limit (0: none). Records are copied for that only into what the file system has above
+ * TIER_DISK_FLOOR; the oldest go if that is too little. *before, *after: bytes of all files.
+ * KVASIR_ERR_BUSY as in tier_disk_create, also for tier_folder_clear, which removes all records. */
 kvasir_status tier_folder_compact(const char *dir, uint64_t limit_bytes,
                                   const struct tier_files *files, uint64_t *before, uint64_t *after,
                                   kvasir_error *err) MUST_CHECK;

@@ -10,6 +10,7 @@
  * each time, up to ten minutes. Reads go on.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cache/tier_disk.h"
@@ -123,8 +124,10 @@ static void read_one(struct tier_disk *d, struct tier_read *r, double deadline) 
 }
 
 static void disk_read(struct tier *t, struct tier_read *reads, uint32_t n, double deadline) {
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
         read_one(disk_of(t), &reads[i], deadline);
+        record_ended(&reads[i]);
+    }
 }
 
 /* ---- write ----------------------------------------------------------------------------------- */
@@ -232,14 +235,21 @@ static void disk_drop(struct tier *t, const struct tier_place *place, struct tie
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Removes matching entries. Returns the number of the newest segment that had one, or 0. */
-static uint64_t forget_entries(struct tier_disk *d, uint32_t context, const struct tier_key *root) {
+static int order(const void *a, const void *b) {
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Removes entries of the context with one of n roots, which rise, or with any (n 0). Returns the
+ * number of the newest segment that had one, or 0. */
+static uint64_t forget_entries(struct tier_disk *d, uint32_t context, const uint32_t *roots,
+                               uint32_t n) {
     uint64_t newest = 0;
     pthread_mutex_lock(&d->lock);
     for (uint32_t i = d->index.n, walked = 1; i-- > 0; walked++) {
         struct index_entry *e = &d->index.entries[i];
         if (i < d->index.n && e->context == context &&
-            (!root || e->root == (uint32_t)root->word[0])) {
+            (n == 0 || bsearch(&e->root, roots, n, sizeof *roots, order))) {
             const uint64_t number = d->segments[e->segment]->number;
             newest = number > newest ? number : newest;
             d->stats.dropped++;
@@ -298,25 +308,42 @@ static bool has_stuck(struct tier_disk *d) {
     return some;
 }
 
-static bool disk_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
-    struct tier_disk *d = disk_of(t);
-    struct record_head head = {.kind = RECORD_FORGET, .context = context, .written = disk_now()};
-    if (root)
-        head.root = *root;
-    record_seal(&head, NULL);
-    pthread_mutex_lock(&d->writing); /* so that what is written before is before it in the file */
-    if (!has_segments(d)) {          /* nothing is in the folder */
-        pthread_mutex_unlock(&d->writing);
-        return true;
+/* A record for each root, or one for all (n 0), on the disk. Under `writing`. */
+static int write_forgets(struct tier_disk *d, struct tier_key context, const struct tier_key *roots,
+                         uint32_t n) {
+    int error = 0;
+    for (uint32_t i = 0; i < max_u32(n, 1) && !error; i++) {
+        struct record_head head = {
+            .kind = RECORD_FORGET, .context = context, .written = disk_now()};
+        if (n)
+            head.root = roots[i];
+        record_seal(&head, NULL);
+        error = write_record(d, &head, NULL);
     }
-    int error = write_record(d, &head, NULL);
-    if (!error)
-        error = disk_sync(d);
-    const uint64_t newest = forget_entries(d, (uint32_t)context.word[0], root);
-    if (error)
-        forget_segments(d, newest, error);
-    const bool done = !error || !has_stuck(d);
+    return error ? error : disk_sync(d);
+}
+
+static bool disk_forget(struct tier *t, struct tier_key context, const struct tier_key *roots,
+                        uint32_t n, const atomic_bool *stop) {
+    struct tier_disk *d = disk_of(t);
+    uint32_t *set = mem_alloc(max_u32(n, 1) * sizeof *set);
+    bool done = true;
+    (void)stop; /* it depends on nobody */
+    if (!set)
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        set[i] = (uint32_t)roots[i].word[0];
+    qsort(set, n, sizeof *set, order);
+    pthread_mutex_lock(&d->writing); /* so that what is written before is before it in the file */
+    if (has_segments(d)) {           /* else nothing is in the folder */
+        const int error = write_forgets(d, context, roots, n);
+        const uint64_t newest = forget_entries(d, (uint32_t)context.word[0], set, n);
+        if (error)
+            forget_segments(d, newest, error);
+        done = !error || !has_stuck(d);
+    }
     pthread_mutex_unlock(&d->writing);
+    mem_free(set);
     return done;
 }
 

@@ -71,6 +71,7 @@ struct tier_disk {
 
     pthread_mutex_t writing;
     struct segment *current;  /* NULL: the next record begins one */
+    struct segment *copied;   /* by disk_compact; NULL: none */
     uint64_t end;             /* of its last record */
     bool tail;                /* half a record follows there */
     bool footer;              /* its footer follows there: nothing was written since the start */
@@ -135,7 +136,7 @@ int disk_sync(struct tier_disk *d);  /* what was appended is on the disk */
  * DISK_NO_ROOM. */
 int disk_make_room(struct tier_disk *d, uint64_t bytes);
 bool disk_remove_segment(struct tier_disk *d, struct segment *s);
-/* Without others. 0, or -errno of a write: then some are left as they were. */
+/* Without other threads. 0, or -errno of a write: then some are left as they were. */
 int disk_compact(struct tier_disk *d);
 
 #endif

@@ -70,6 +70,16 @@ static int real_size(const struct tier_files *f, int fd, uint64_t *bytes) {
     return 0;
 }
 
+static int real_check_owner(const struct tier_files *f, int fd) {
+    struct stat st;
+    (void)f;
+    if (fstat(fd, &st) != 0)
+        return -errno;
+    if (st.st_uid != geteuid() && st.st_uid != 0)
+        return -EPERM;
+    return st.st_mode & (S_IWGRP | S_IWOTH) ? -EACCES : 0;
+}
+
 static int real_remove(const struct tier_files *f, const char *path) {
     (void)f;
     return RESULT(unlink(path));
@@ -115,6 +125,7 @@ const struct tier_files TIER_REAL_FILES = {
     .sync = real_sync,
     .truncate = real_truncate,
     .size = real_size,
+    .check_owner = real_check_owner,
     .remove = real_remove,
     .make_folder = real_make_folder,
     .list = real_list,

@@ -25,6 +25,9 @@ struct tier_files {
     int (*sync)(const struct tier_files *f, int fd); /* data and size; of a folder: its names */
     int (*truncate)(const struct tier_files *f, int fd, uint64_t bytes);
     int (*size)(const struct tier_files *f, int fd, uint64_t *bytes);
+    /* 0: only this process's user, and root, can write to the file or folder. -EPERM: it is another
+     * user's; -EACCES: its group or others may write. */
+    int (*check_owner)(const struct tier_files *f, int fd);
     int (*remove)(const struct tier_files *f, const char *path);
     int (*make_folder)(const struct tier_files *f, const char *path); /* 0700 */
     int (*list)(const struct tier_files *f, const char *path, tier_name_fn *each, void *user);

@@ -277,14 +277,13 @@ kvasir_status tier_folder_compact(const char *dir, uint64_t limit_bytes,
     TRY(folder_bytes(dir, f, before, err));
     if (limit_bytes == 0)
         limit_bytes = 2 * *before > least ? 2 * *before : least;
-    const struct tier_disk_options o = {.dir = dir, .limit_bytes = limit_bytes, .files = files};
+    const struct tier_disk_options o = {
+        .dir = dir, .limit_bytes = limit_bytes, .floor_bytes = TIER_DISK_FLOOR, .files = files};
     TRY(tier_disk_create(&o, &t, err));
     const int error = disk_compact((struct tier_disk *)(void *)t);
     disk_seal((struct tier_disk *)(void *)t);
     *after = bytes_of(t);
     t->ops->destroy(t);
-    if (error == DISK_TOO_LARGE || error == DISK_NO_ROOM)
-        return fail(err, KVASIR_ERR_IO, "%s: a record does not fit into the limit", dir);
     return error ? fail(err, KVASIR_ERR_IO, "%s: cannot write: %s", dir, strerror(-error))
                  : KVASIR_OK;
 }

@@ -176,6 +176,7 @@ static void memory_read(struct tier *t, struct tier_read *reads, uint32_t n, dou
             reads[i].result = TIER_FAILED;
         }
         reads[i].sum = NULL;
+        record_ended(&reads[i]);
     }
     XXH3_freeState(sum);
 }
@@ -221,13 +222,21 @@ static void memory_drop(struct tier *t, const struct tier_place *place, struct t
     pthread_mutex_unlock(&m->mutex);
 }
 
-static bool memory_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
+static bool is_among(struct tier_key key, const struct tier_key *keys, uint32_t n) {
+    while (n > 0 && !tier_key_equal(keys[n - 1], key))
+        n--;
+    return n > 0;
+}
+
+static bool memory_forget(struct tier *t, struct tier_key context, const struct tier_key *roots,
+                          uint32_t n, const atomic_bool *stop) {
     struct tier_memory *m = of_base(t);
+    (void)stop;
     pthread_mutex_lock(&m->mutex);
     for (struct kept *r = m->oldest, *newer; r; r = newer) {
         newer = r->newer;
         if (tier_key_equal(r->head.context, context) &&
-            (!root || tier_key_equal(r->head.root, *root)))
+            (n == 0 || is_among(r->head.root, roots, n)))
             record_remove(m, r);
     }
     pthread_mutex_unlock(&m->mutex);

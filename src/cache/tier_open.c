@@ -6,7 +6,8 @@
  * forgotten. Most of them have a footer, so this is two reads a file.
  *
  * Whatever is in the folder, the start succeeds: what is damaged is skipped and counted. Only a
- * folder that cannot be made, opened or locked is an error. Other files are left alone.
+ * folder that cannot be made, opened or locked is an error, and one that others can write to or a
+ * file of it: sums are no proof against malice. Other files are left alone.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -26,6 +27,25 @@ enum {
     NAME_ROOM = 64,       /* of a path, for names in the folder */
     AHEAD = 16            /* rows, whose buckets are fetched from memory meanwhile */
 };
+
+/* ---- who can write --------------------------------------------------------------------------- */
+
+/* Nobody but this process's user and root can write to it. */
+static kvasir_status check_owner(struct tier_disk *d, int fd, const char *path, kvasir_error *err) {
+    const int error = d->files->check_owner(d->files, fd);
+    if (error == -EPERM)
+        return fail(err, KVASIR_ERR_IO,
+                    "%s belongs to another user, who can put wrong pages there: remove it, or "
+                    "choose another folder",
+                    path);
+    if (error == -EACCES)
+        return fail(err, KVASIR_ERR_IO,
+                    "%s can be written to by other users, who can put wrong pages there: empty the "
+                    "folder unless you trust them, and chmod go-w it",
+                    path);
+    return error ? fail(err, KVASIR_ERR_IO, "%s: cannot see its owner: %s", path, strerror(-error))
+                 : KVASIR_OK;
+}
 
 /* ---- reading what is there ------------------------------------------------------------------- */
 
@@ -66,12 +86,17 @@ static int open_file(struct tier_disk *d, uint64_t number, int flags) {
 }
 
 /* Sizes and counts of rows; what is no file that can be opened leaves the list. */
-static void measure_files(struct loading *l) {
+static kvasir_status measure_files(struct loading *l, kvasir_error *err) {
     struct tier_disk *d = l->d;
+    kvasir_status status = KVASIR_OK;
     size_t kept = 0;
-    for (size_t i = 0; i < l->n; i++) {
+    for (size_t i = 0; status == KVASIR_OK && i < l->n; i++) {
         struct found_file *file = &l->files[i];
+        char path[DISK_PATH_BYTES];
         const int fd = open_file(d, file->number, O_RDONLY);
+        disk_segment_path(d, file->number, path);
+        if (fd >= 0)
+            status = check_owner(d, fd, path, err);
         if (fd >= 0 && d->files->size(d->files, fd, &file->bytes) == 0) {
             file->rows = segment_count_rows(d->files, fd, file->number, file->bytes);
             l->files[kept++] = *file;
@@ -82,6 +107,7 @@ static void measure_files(struct loading *l) {
             d->files->close(d->files, fd);
     }
     l->n = kept;
+    return status;
 }
 
 /* The limit may be smaller than last time, and the newest file is going to grow. If one cannot be
@@ -177,37 +203,57 @@ static void load_file(struct loading *l, size_t i) {
         disk_unref(d, s);
 }
 
+static void load_files(struct loading *l) {
+    uint64_t rows = 0;
+    remove_excess(l);
+    for (size_t i = 0; i < l->n; i++)
+        rows += l->files[i].rows;
+    index_expect(&l->d->index, rows);
+    for (size_t i = l->n; !l->no_memory && i-- > 0;)
+        load_file(l, i);
+}
+
 static kvasir_status load(struct tier_disk *d, kvasir_error *err) {
     struct loading l = {.d = d, .now = disk_now()};
     d->next_number = 1;
     const int error = d->files->list(d->files, d->dir, add_file, &l);
     if (!l.no_memory && l.n > 0)
         qsort(l.files, l.n, sizeof *l.files, by_number);
-    measure_files(&l);
-    remove_excess(&l);
-    uint64_t rows = 0;
-    for (size_t i = 0; i < l.n; i++)
-        rows += l.files[i].rows;
-    index_expect(&d->index, rows);
-    for (size_t i = l.n; !l.no_memory && i-- > 0;)
-        load_file(&l, i);
+    kvasir_status status = measure_files(&l, err);
+    if (status == KVASIR_OK)
+        load_files(&l);
     mem_free(l.files);
     mem_free(l.forgets.slots);
     if (error)
         return fail(err, KVASIR_ERR_IO, "%s: cannot list the folder: %s", d->dir, strerror(-error));
-    return l.no_memory ? fail(err, KVASIR_ERR_MEMORY, "out of memory for %s", d->dir) : KVASIR_OK;
+    return l.no_memory ? fail(err, KVASIR_ERR_MEMORY, "out of memory for %s", d->dir) : status;
 }
 
 /* ---- the folder ------------------------------------------------------------------------------ */
+
+/* The caller's file of identities: wrong ones would give pages of one model to another. */
+static kvasir_status check_identities(struct tier_disk *d, kvasir_error *err) {
+    char path[DISK_PATH_BYTES];
+    disk_path(d, TIER_DISK_IDENTITIES, path);
+    const int fd = d->files->open(d->files, path, O_RDONLY);
+    if (fd == -ENOENT || fd == -EACCES)
+        return KVASIR_OK; /* nobody will read it */
+    if (fd < 0)
+        return fail(err, KVASIR_ERR_IO, "%s: cannot open: %s; remove it", path, strerror(-fd));
+    const kvasir_status status = check_owner(d, fd, path, err);
+    d->files->close(d->files, fd);
+    return status;
+}
 
 static kvasir_status open_folder(struct tier_disk *d, kvasir_error *err) {
     int error = d->files->make_folder(d->files, d->dir);
     if (error && error != -EEXIST)
         return fail(err, KVASIR_ERR_IO, "%s: cannot make the folder: %s", d->dir, strerror(-error));
     d->dir_fd = d->files->open(d->files, d->dir, O_RDONLY | O_DIRECTORY);
-    if (d->dir_fd >= 0)
-        return KVASIR_OK;
-    return fail(err, KVASIR_ERR_IO, "%s: cannot open the folder: %s", d->dir, strerror(-d->dir_fd));
+    if (d->dir_fd < 0)
+        return fail(err, KVASIR_ERR_IO, "%s: cannot open the folder: %s", d->dir,
+                    strerror(-d->dir_fd));
+    return check_owner(d, d->dir_fd, d->dir, err);
 }
 
 /* Who holds the folder, as far as the file says. */
@@ -297,8 +343,10 @@ kvasir_status tier_disk_create(const struct tier_disk_options *o, struct tier **
     d->segment_bytes = choose_segment_bytes(o);
     kvasir_status status =
         index_init(&d->index, o->limit_bytes / (2 * BLOCK_BYTES))
-            ? load(d, err)
+            ? check_identities(d, err)
             : fail(err, KVASIR_ERR_MEMORY, "out of address space for %s", o->dir);
+    if (status == KVASIR_OK)
+        status = load(d, err);
     if (status != KVASIR_OK)
         disk_free(d);
     else

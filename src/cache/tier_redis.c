@@ -89,7 +89,7 @@ struct reading {
     struct redis_tier *tier;
     struct tier_read *reads;
     XXH3_state_t *sum;
-    double started;
+    double since; /* the last read that succeeded */
 };
 
 static bool put_get(void *user, uint32_t i, const struct redis_item *item, struct redis_wire *w) {
@@ -142,9 +142,22 @@ static bool receive_value(const struct reading *x, struct tier_read *r, const ch
     return true;
 }
 
+/* A value is whole and where it belongs. */
+static void note_value(struct reading *x, struct tier_read *r) {
+    struct redis_tier *t = x->tier;
+    const double now = clock_seconds();
+    pthread_mutex_lock(&t->mutex);
+    t->stats.reads++;
+    t->stats.read_bytes += sizeof r->head + r->bytes;
+    t->stats.read_seconds += now - x->since;
+    pthread_mutex_unlock(&t->mutex);
+    x->since = now;
+    record_ended(r);
+}
+
 static bool take_value(void *user, uint32_t i, const struct redis_item *item, struct redis_wire *w,
                        const char *line) {
-    const struct reading *x = user;
+    struct reading *x = user;
     struct tier_read *r = &x->reads[i];
     const uint64_t around =
         RECORD_HEAD_BYTES + (x->tier->seal.keyed ? (uint64_t)NONCE_BYTES + MAC_BYTES : 0);
@@ -162,13 +175,16 @@ static bool take_value(void *user, uint32_t i, const struct redis_item *item, st
         good = (uint64_t)len <= around + r->bytes + REPLY_BYTES_MOST ? wire_skip(w, (uint64_t)len)
                                                                      : false;
     }
-    return good && wire_line_end(w);
+    good = good && wire_line_end(w);
+    if (good && r->result == TIER_OK)
+        note_value(x, r);
+    return good;
 }
 
-/* Results of replies that were errors or did not come; then all is counted. */
+/* Results of replies that were errors or did not come; then they are counted. */
 static void settle_reads(const struct reading *x, const struct redis_item *items, uint32_t n) {
     struct redis_tier *t = x->tier;
-    uint64_t results[TIER_RESULTS] = {0}, bytes = 0;
+    uint64_t results[TIER_RESULTS] = {0};
     for (uint32_t i = 0; i < n; i++) {
         struct tier_read *r = &x->reads[i];
         r->sum = NULL;
@@ -178,17 +194,11 @@ static void settle_reads(const struct reading *x, const struct redis_item *items
         else if (items[i].state == ITEM_FAILED && r->result != TIER_DAMAGED)
             r->result = TIER_FAILED;
         results[r->result]++;
-        if (r->result == TIER_OK)
-            bytes += sizeof r->head + r->bytes;
     }
     pthread_mutex_lock(&t->mutex);
-    t->stats.reads += results[TIER_OK];
-    t->stats.read_bytes += bytes;
     t->stats.missing += results[TIER_MISSING];
     t->stats.damaged += results[TIER_DAMAGED];
     t->stats.failed += results[TIER_FAILED];
-    if (results[TIER_OK])
-        t->stats.read_seconds += clock_seconds() - x->started;
     pthread_mutex_unlock(&t->mutex);
     if (results[TIER_DAMAGED])
         nodes_complain(&t->nodes, COMPLAINT_DAMAGE,
@@ -211,7 +221,7 @@ static uint32_t read_window(const struct tier_read *reads, uint32_t n) {
 static void redis_read(struct tier *base, struct tier_read *reads, uint32_t n, double deadline) {
     struct redis_tier *t = of_base(base);
     struct reading x = {
-        .tier = t, .reads = reads, .sum = XXH3_createState(), .started = clock_seconds()};
+        .tier = t, .reads = reads, .sum = XXH3_createState(), .since = clock_seconds()};
     struct redis_item *items = mem_alloc(max_u32(n, 1) * sizeof *items);
     if (items && x.sum) {
         const struct redis_command command = {
@@ -333,7 +343,7 @@ static void redis_drop(struct tier *base, const struct tier_place *place, struct
     struct redis_item item;
     seal_name(&t->seal, place, key, item.name);
     item_init(&t->nodes, &item);
-    add_to(t, &t->stats.dropped, redis_unlink(&t->nodes, &item, 1));
+    add_to(t, &t->stats.dropped, redis_unlink(&t->nodes, &item, 1, 0));
 }
 
 /* Redis itself makes room and keeps what it has. */

@@ -159,7 +159,8 @@ struct redis_nodes {
     uint32_t n;
     uint16_t slot_node[SLOTS];
     bool moved;       /* a node said that a slot is elsewhere: the table is old */
-    double learned;   /* when the table was last read */
+    double learned;   /* when the table was last read; 0: never, as far as we know no cluster */
+    double asked;     /* when another node was last asked for it, because one had failed */
     uint64_t changes; /* of slot_node */
     uint64_t said;    /* kinds of complaints that were made */
 };
@@ -180,6 +181,9 @@ bool nodes_redirect(struct redis_nodes *ns, uint32_t from, const char *line, uin
 /* Reads the table of slots from a node. False: it has none; `failed` tells an error from a server
  * that is no cluster. */
 bool nodes_learn(struct redis_nodes *ns, uint32_t node, double deadline, bool *failed);
+/* After a node has failed: a replica may have its slots now. Asks another node of a cluster for the
+ * table, at most once a second. */
+void nodes_learn_elsewhere(struct redis_nodes *ns, uint32_t failed, double deadline);
 bool nodes_down(struct redis_nodes *ns); /* every breaker is open */
 uint64_t nodes_bytes(struct redis_nodes *ns);
 enum redis_error redis_error_of(const char *line);
@@ -237,8 +241,10 @@ struct redis_tier {
 };
 /* tier_redis_forget.c */
 /* How many were there. Items that have failed say so. */
-uint64_t redis_unlink(struct redis_nodes *ns, struct redis_item *items, uint32_t n);
-bool redis_forget(struct tier *t, struct tier_key context, const struct tier_key *root);
+uint64_t redis_unlink(struct redis_nodes *ns, struct redis_item *items, uint32_t n,
+                      double deadline);
+bool redis_forget(struct tier *t, struct tier_key context, const struct tier_key *roots, uint32_t n,
+                  const atomic_bool *stop);
 /* Whether the root may have more; then what was stored is added. */
 bool root_has_room(struct redis_tier *t, const struct tier_place *place);
 void root_add(struct redis_tier *t, const struct tier_place *place, uint64_t bytes);

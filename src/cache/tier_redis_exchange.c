@@ -6,7 +6,8 @@
  * replies that are awaited of a node; the next commands are sent when half of it has come.
  *
  * A MOVED or ASK puts the item into the next round, at most HOPS_MAX times. After a MOVED the whole
- * table of slots is read again, at most once a second.
+ * table of slots is read again, at most once a second; so it is after a node has failed, which
+ * sends no MOVED, from another one.
  *
  * Time: each reply must be complete exchange_seconds after the one before it, and all of it by the
  * caller's deadline. Items whose replies did not come have failed; those before them have not.
@@ -53,6 +54,7 @@ struct exchange {
     uint32_t n;
     double deadline;
     uint8_t round;
+    uint32_t failed; /* a node that did; NO_NODE: none */
 };
 
 /* A node's share of a round. */
@@ -126,7 +128,7 @@ static void fail_rest(const struct exchange *x, uint32_t node) {
         x->items[i].state = ITEM_FAILED;
 }
 
-static void drain(const struct exchange *x, struct lane *lane) {
+static void drain(struct exchange *x, struct lane *lane) {
     bool good = lane->wire->state == WIRE_GOOD;
     for (uint32_t i = next_item(x, lane->node, 0); good && i < x->n;
          i = next_item(x, lane->node, i + 1)) {
@@ -135,11 +137,13 @@ static void drain(const struct exchange *x, struct lane *lane) {
             good = send_window(x, lane);
     }
     fail_rest(x, lane->node); /* none is left if all went well */
+    if (lane->wire->state != WIRE_GOOD)
+        x->failed = lane->node;
     nodes_give(x->nodes, lane->wire);
 }
 
 /* All nodes once. False: nothing is left to do. */
-static bool run_round(const struct exchange *x) {
+static bool run_round(struct exchange *x) {
     struct lane lanes[NODES_MAX];
     uint32_t n = 0;
     for (uint32_t node = 0; node < NODES_MAX; node++) { /* in rising order: tier_redis_node.c */
@@ -149,6 +153,7 @@ static bool run_round(const struct exchange *x) {
         *lane = (struct lane){.wire = nodes_take(x->nodes, node, x->deadline), .node = node};
         if (!lane->wire) {
             fail_rest(x, node);
+            x->failed = node;
             continue;
         }
         nodes_hurry(x->nodes, lane->wire, x->deadline);
@@ -178,7 +183,7 @@ static void learn_if_moved(const struct exchange *x, uint32_t node) {
 void redis_exchange(struct redis_nodes *ns, const struct redis_command *c, struct redis_item *items,
                     uint32_t n, double deadline) {
     struct exchange x = {
-        .nodes = ns, .command = c, .items = items, .n = n, .deadline = deadline, .round = 0};
+        .nodes = ns, .command = c, .items = items, .n = n, .deadline = deadline, .failed = NO_NODE};
     bool more = n > 0;
     for (; more && x.round <= HOPS_MAX; x.round++)
         more = run_round(&x);
@@ -189,4 +194,6 @@ void redis_exchange(struct redis_nodes *ns, const struct redis_command *c, struc
             learn_if_moved(&x, items[i].node);
             break;
         }
+    if (x.failed != NO_NODE)
+        nodes_learn_elsewhere(ns, x.failed, deadline);
 }

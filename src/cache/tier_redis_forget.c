@@ -2,9 +2,9 @@
 /* tier_redis_forget.c: removing what a tenant has in a shared tier, and bounding it (tier_redis.h).
  *
  *   forget   the table of slots is read, then on every node SCAN with the prefix of the names, and
- *            UNLINK of what it finds. What is there when it begins and stays is found (SCAN
- *            guarantees it for a node); if a slot moved meanwhile, all is done again. Who writes
- *            meanwhile is not stopped.
+ *            UNLINK of what it finds. Several roots take one SCAN, of all names of the context.
+ *            What is there when it begins and stays is found (SCAN guarantees it for a node); if a
+ *            slot moved meanwhile, all is done again. Who writes meanwhile is not stopped.
  *   limit    kvasir:CONTEXT:ROOT:bytes counts what was stored since it began. A root whose counter
  *            has reached the limit gets no more. The counter lives as long as the last record, so
  *            it is never less than what the root has; it starts anew once all of it has expired or
@@ -12,10 +12,11 @@
  *            same moment may each exceed the limit by one record.
  *
  * Runs on the caller's thread. A forget takes as long as the store is large: each exchange has its
- * time-out, and the whole FORGET_SECONDS.
+ * time-out, and the whole FORGET_SECONDS; it ends before that if it is to stop.
  */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cache/tier_redis.h"
@@ -46,11 +47,12 @@ static bool take_unlink(void *user, uint32_t i, const struct redis_item *item, s
     return true;
 }
 
-uint64_t redis_unlink(struct redis_nodes *ns, struct redis_item *items, uint32_t n) {
+uint64_t redis_unlink(struct redis_nodes *ns, struct redis_item *items, uint32_t n,
+                      double deadline) {
     uint64_t gone = 0;
     const struct redis_command command = {
         .window = UNLINK_WINDOW, .put = put_unlink, .take = take_unlink, .user = &gone};
-    redis_exchange(ns, &command, items, n, 0);
+    redis_exchange(ns, &command, items, n, deadline);
     return gone;
 }
 
@@ -58,16 +60,25 @@ uint64_t redis_unlink(struct redis_nodes *ns, struct redis_item *items, uint32_t
 
 struct forgetting {
     struct redis_nodes *nodes;
-    char prefix[NAME_BYTES];
+    char pattern[NAME_BYTES];     /* what all the names begin with */
+    char (*prefixes)[NAME_BYTES]; /* [n_prefixes] of roots, in order; none: the pattern will do */
+    uint32_t n_prefixes;
     double deadline;
+    const atomic_bool *stop;  /* or NULL */
     struct redis_item *items; /* [UNLINK_AT_ONCE] */
     uint32_t n;
     uint64_t gone;
     bool failed, again; /* again: a slot moved */
 };
 
+static bool is_stopped(const struct forgetting *f) {
+    return f->stop && atomic_load(f->stop);
+}
+
 static void unlink_found(struct forgetting *f) {
-    f->gone += redis_unlink(f->nodes, f->items, f->n);
+    /* twice the time of an exchange: a server that is slow with each reply holds up no more */
+    const double deadline = clock_seconds() + 2 * f->nodes->exchange_seconds;
+    f->gone += redis_unlink(f->nodes, f->items, f->n, deadline);
     for (uint32_t i = 0; i < f->n; i++) {
         f->failed |= f->items[i].state == ITEM_FAILED;
         f->again |= f->items[i].hops > 0;
@@ -75,11 +86,26 @@ static void unlink_found(struct forgetting *f) {
     f->n = 0;
 }
 
+/* A name against a prefix, which ends with the root's colon. */
+static int order_prefix(const void *name, const void *prefix) {
+    return strncmp(name, prefix, strlen(prefix));
+}
+
+static int order(const void *a, const void *b) {
+    return strcmp(a, b);
+}
+
 /* Names of ours only, whatever else a server finds. */
+static bool is_meant(const struct forgetting *f, const redisReply *name) {
+    const size_t len = strlen(f->pattern);
+    return name->type == REDIS_REPLY_STRING && name->len < NAME_BYTES && name->len > len &&
+           memcmp(name->str, f->pattern, len) == 0 && strlen(name->str) == name->len &&
+           (f->n_prefixes == 0 || bsearch(name->str, f->prefixes, f->n_prefixes,
+                                          sizeof *f->prefixes, order_prefix) != NULL);
+}
+
 static void unlink_name(struct forgetting *f, const redisReply *name) {
-    const size_t prefix_len = strlen(f->prefix);
-    if (name->type != REDIS_REPLY_STRING || name->len >= NAME_BYTES || name->len <= prefix_len ||
-        memcmp(name->str, f->prefix, prefix_len) != 0 || strlen(name->str) != name->len)
+    if (!is_meant(f, name))
         return;
     struct redis_item *item = &f->items[f->n++];
     memcpy(item->name, name->str, name->len + 1);
@@ -92,7 +118,7 @@ static void unlink_name(struct forgetting *f, const redisReply *name) {
  * may need it. */
 static redisReply *scan(struct forgetting *f, uint32_t node, const char *cursor) {
     char pattern[NAME_BYTES + 1];
-    const size_t len = (size_t)snprintf(pattern, sizeof pattern, "%s*", f->prefix);
+    const size_t len = (size_t)snprintf(pattern, sizeof pattern, "%s*", f->pattern);
     const struct redis_arg args[] = {{"SCAN", 4},  {cursor, strlen(cursor)},
                                      {"MATCH", 5}, {pattern, len},
                                      {"COUNT", 5}, {"500", 3}};
@@ -116,7 +142,7 @@ static redisReply *scan(struct forgetting *f, uint32_t node, const char *cursor)
 static void forget_on(struct forgetting *f, uint32_t node) {
     char cursor[32] = "0";
     do {
-        redisReply *reply = scan(f, node, cursor);
+        redisReply *reply = is_stopped(f) ? NULL : scan(f, node, cursor);
         if (!reply || reply->element[0]->len >= sizeof cursor) {
             f->failed = true;
             freeReplyObject(reply);
@@ -138,7 +164,7 @@ static bool nodes_with_slots(struct forgetting *f, bool has[NODES_MAX]) {
     pthread_mutex_lock(&f->nodes->mutex);
     const uint32_t n = f->nodes->n;
     pthread_mutex_unlock(&f->nodes->mutex);
-    for (uint32_t node = 0; node < n && failed && !cluster; node++)
+    for (uint32_t node = 0; node < n && failed && !cluster && !is_stopped(f); node++)
         cluster = nodes_learn(f->nodes, node, f->deadline, &failed);
     pthread_mutex_lock(&f->nodes->mutex);
     for (uint32_t slot = 0; slot < SLOTS; slot++)
@@ -186,19 +212,35 @@ static void note_forgotten(struct redis_tier *t, bool good, uint64_t gone) {
                        at->host, at->port);
 }
 
-bool redis_forget(struct tier *base, struct tier_key context, const struct tier_key *root) {
+/* What the names begin with. False: out of memory. */
+static bool set_prefixes(struct forgetting *f, const struct redis_seal *seal,
+                         struct tier_key context, const struct tier_key *roots, uint32_t n) {
+    seal_prefix(seal, context, n == 1 ? roots : NULL, f->pattern);
+    if (n <= 1)
+        return true;
+    f->prefixes = mem_alloc(n * sizeof *f->prefixes);
+    for (; f->prefixes && f->n_prefixes < n; f->n_prefixes++)
+        seal_prefix(seal, context, &roots[f->n_prefixes], f->prefixes[f->n_prefixes]);
+    qsort(f->prefixes, f->n_prefixes, sizeof *f->prefixes, order);
+    return f->prefixes != NULL;
+}
+
+bool redis_forget(struct tier *base, struct tier_key context, const struct tier_key *roots,
+                  uint32_t n, const atomic_bool *stop) {
     struct redis_tier *t = (struct redis_tier *)base;
     struct forgetting f = {.nodes = &t->nodes,
                            .deadline = clock_seconds() + FORGET_SECONDS,
+                           .stop = stop,
                            .items = mem_alloc(UNLINK_AT_ONCE * sizeof *f.items),
                            .again = true};
-    f.failed = !f.items;
-    seal_prefix(&t->seal, context, root, f.prefix);
+    f.failed = !set_prefixes(&f, &t->seal, context, roots, n) || !f.items;
     for (int pass = 0; pass < FORGET_PASSES && f.again && !f.failed; pass++)
         forget_pass(&f);
+    mem_free(f.prefixes);
     mem_free(f.items);
     const bool good = !f.failed && !f.again;
-    note_forgotten(t, good, f.gone);
+    if (good || !is_stopped(&f)) /* whoever stops says what is left */
+        note_forgotten(t, good, f.gone);
     return good;
 }
 

@@ -3,8 +3,9 @@
  * which slot of a cluster (tier_redis.h).
  *
  * Node 0 is the one of the URL. Others are learned from redirections and from CLUSTER SLOTS, which
- * is asked after the first; nodes are never removed, as a table of 64 does no harm. Before anything
- * is learned all slots are node 0's, so a single server is a cluster that never redirects.
+ * is asked after the first, and of another node after one of a cluster has failed. Nodes are never
+ * removed, as a table of 64 does no harm. Before anything is learned all slots are node 0's, so a
+ * single server is a cluster that never redirects.
  *
  *   breaker    closed --3 failures in a row--> open for 1 s, then 2, 4 ... 60 s (+- 25 %)
  *              open   --time is over--> one call tries; all others do without the node meanwhile
@@ -369,6 +370,29 @@ bool nodes_learn(struct redis_nodes *ns, uint32_t node, double deadline, bool *f
     freeReplyObject(reply);
     nodes_give(ns, w);
     return cluster;
+}
+
+/* With the mutex: a node that works and has slots as far as we know; NO_NODE: none but `failed`. */
+static uint32_t other_master(const struct redis_nodes *ns, uint32_t failed) {
+    uint32_t slot = 0;
+    while (slot < SLOTS &&
+           (ns->slot_node[slot] == failed || ns->list[ns->slot_node[slot]]->pause > 0))
+        slot++;
+    return slot < SLOTS ? ns->slot_node[slot] : NO_NODE;
+}
+
+void nodes_learn_elsewhere(struct redis_nodes *ns, uint32_t failed, double deadline) {
+    bool unanswered;
+    uint32_t node = NO_NODE;
+    pthread_mutex_lock(&ns->mutex);
+    const double now = clock_seconds();
+    if (ns->learned > 0 && now > ns->asked + 1 && now > ns->learned + 1)
+        node = other_master(ns, failed);
+    if (node != NO_NODE)
+        ns->asked = now; /* this thread does it */
+    pthread_mutex_unlock(&ns->mutex);
+    if (node != NO_NODE)
+        (void)nodes_learn(ns, node, deadline, &unanswered);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */

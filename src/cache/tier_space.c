@@ -12,6 +12,9 @@
  * RECORD_FORGET goes only as the oldest of all (DISK-4).
  *
  * If the file system has less than the floor, the oldest go without carrying anything.
+ *
+ * disk_compact copies whole segments. The one that it copies (`copied`) does not go meanwhile, and
+ * no younger one in its place; if that leaves no room, the rest of its records are not copied.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -79,10 +82,12 @@ static struct segment *next_to_go(struct tier_disk *d) {
             continue;
         }
         oldest = !oldest || s->number < oldest->number ? s : oldest;
-        if (s->live == 0 && !s->forgets)
+        if (s->live == 0 && !s->forgets && s != d->copied)
             empty = s;
     }
     pthread_mutex_unlock(&d->lock);
+    if (!empty && oldest == d->copied)
+        return NULL;
     if (!empty && oldest && oldest->forgets && stuck && stuck->number < oldest->number)
         return NULL;
     return empty ? empty : oldest;
@@ -153,7 +158,8 @@ static int carry_one(struct tier_disk *d, struct segment *from, const struct ind
 }
 
 /* Copies what was used at least so often while there is room in the current segment, which becomes
- * less; room NULL: makes room for each. 0, or -errno of a write. */
+ * less; room NULL: makes room for each, and leaves behind those for which there is none. 0, or
+ * -errno of a write. */
 static int carry(struct tier_disk *d, struct segment *s, uint16_t least_uses, uint64_t *room) {
     struct carry c = {.now = disk_now(), .least = least_uses};
     struct tier_read r = {.sum = XXH3_createState()};
@@ -180,7 +186,9 @@ static int carry(struct tier_disk *d, struct segment *s, uint16_t least_uses, ui
             *room -= bytes + sizeof(struct segment_row);
         else
             continue;
-        if (!error)
+        if (error == DISK_NO_ROOM || error == DISK_TOO_LARGE)
+            error = 0;
+        else if (!error)
             error = carry_one(d, s, &c.list[i], &r);
     }
     disk_unref(d, s);
@@ -232,8 +240,8 @@ static int next_segment(struct tier_disk *d, uint64_t bytes) {
     if (!error)
         error = disk_begin_segment(d);
     uint64_t room = (size - alone) / 2;
-    while (!error && bytes_of_others(d) + size + d->segment_bytes > d->limit_bytes &&
-           (s = next_to_go(d))) {
+    const uint64_t ahead = d->copied ? 0 : d->segment_bytes;
+    while (!error && bytes_of_others(d) + size + ahead > d->limit_bytes && (s = next_to_go(d))) {
         (void)carry(d, s, 1, &room); /* what cannot be copied goes, too: it is a cache */
         (void)disk_remove_segment(d, s);
     }
@@ -277,27 +285,27 @@ static struct segment *next_after(struct tier_disk *d, uint64_t number, uint64_t
 }
 
 /* Copies what counts out of every segment of which a tenth or more is of no use, and out of all up
- * to the newest RECORD_FORGET, which then says nothing any more (DISK-4). While the limit allows a
- * segment more than otherwise, no original goes before all of it was copied; the sum of all files
- * stays below the limit, as there is one segment's room (DISK-3). */
+ * to the newest RECORD_FORGET, which then says nothing any more (DISK-4). The room that is kept for
+ * carrying is used, so an original goes after all of it was copied, and all files stay below the
+ * limit (DISK-3). Only if files are larger than segments are now, or the file system has no room
+ * above the floor, something is left behind, the oldest first. */
 int disk_compact(struct tier_disk *d) {
     const uint64_t newest = d->next_number - 1;
     uint64_t number = 0, last_forget = 0;
     struct segment *s;
     int error = 0;
     disk_seal(d);
-    d->limit_bytes += d->segment_bytes;
-    d->floor_bytes = 0;
     while (!error && (s = next_after(d, number, &last_forget)) && s->number <= newest) {
         struct bytes_of live = {.now = disk_now()};
         number = s->number;
         each_entry_of(d, s->slot, add_bytes, &live);
         if (number > last_forget && live.bytes >= s->bytes / 10 * 9)
             continue;
+        d->copied = s;
         error = carry(d, s, 0, NULL);
+        d->copied = NULL;
         if (!error)
             (void)disk_remove_segment(d, s);
     }
-    d->limit_bytes -= d->segment_bytes;
     return error;
 }

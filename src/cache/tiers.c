@@ -33,6 +33,8 @@ kvasir_status tiers_create(struct prefix_tree *t, const struct tiers_options *o,
     s->options = *o;
     if (!s->options.queue_bytes)
         s->options.queue_bytes = kv_pool_stats(c->pool).budget_bytes / 16;
+    if (s->options.check_seconds <= 0)
+        s->options.check_seconds = 60;
     if (s->options.late_seconds <= 0)
         s->options.late_seconds = 0.25;
     s->parts = c->n_groups + (c->state_page_bytes != 0);
@@ -45,8 +47,10 @@ kvasir_status tiers_create(struct prefix_tree *t, const struct tiers_options *o,
         w->all = s;
         w->tier = o->tiers[i];
         w->index = i;
-        w->forgets_end = &w->forgets;
         pthread_cond_init(&w->write_more, NULL);
+        struct tier_stats stats;
+        w->tier->ops->stats(w->tier, &stats);
+        w->limit_bytes = stats.limit_bytes;
     }
     if (!c->backend->ops->arena_host && !o->now)
         status = fail(err, KVASIR_ERR_UNSUPPORTED, "the host cannot reach this device's pages");
@@ -91,6 +95,7 @@ bool tiers_collect(struct tiers *s, double now) {
     for (uint32_t i = 0; i < s->options.n; i++) {
         store_collect(&s->stores[i]);
         store_retry(&s->stores[i], now);
+        store_check(&s->stores[i], now);
     }
     return s->loads && loads_collect(s, now);
 }
@@ -99,8 +104,11 @@ double tiers_next_deadline(const struct tiers *s) {
     double first = loads_next_deadline(s);
     for (uint32_t i = 0; i < s->options.n; i++) {
         const struct store *w = &s->stores[i];
+        const double check = store_check_due(w);
         if (w->refused && (first == 0 || w->retry_at < first))
             first = w->retry_at;
+        if (check != 0 && (first == 0 || check < first))
+            first = check;
     }
     return first;
 }
@@ -149,6 +157,10 @@ const char *tiers_get_tier(struct tiers *s, uint32_t i, struct tier_stats *out) 
     tier->ops->stats(tier, out);
     pthread_mutex_lock(&s->mutex);
     out->damaged += s->stores[i].rejected; /* damage that the tier itself does not see */
+    out->hit_pages = s->stores[i].hit_pages;
+    out->loads = s->stores[i].loads;
+    out->loads_late = s->stores[i].loads_late;
+    out->loads_slow = s->stores[i].loads_slow;
     pthread_mutex_unlock(&s->mutex);
     return tier->ops->name;
 }

@@ -30,7 +30,9 @@
  *   TIERS-5  A load is begun only if it is expected to take less time than computing its tokens.
  *   TIERS-6  A page of the tree that a tier lacks is offered to it again as long as it is there:
  *            whenever nothing else is to be done, after a failure not sooner than a second later,
- *            and up to a minute later if that fails, too.
+ *            and up to a minute later if that fails, too. Tiers also lose what they had: that is
+ *            noticed a minute after the page was used again, after ever longer pauses up to an
+ *            hour while a tier goes on losing pages; and of all pages by tiers_flush.
  *
  * All functions are for the thread that owns the cache.
  */
@@ -52,13 +54,15 @@ struct tiers_options {
     struct tier *tiers[TIERS_MAX]; /* [n] in the order in which they are asked; taken over */
     uint32_t n;
     struct tier_key context; /* the context's fingerprint */
-    uint64_t queue_bytes;    /* of pages that wait to be written, at most; 0: budget / 16 */
+    uint64_t queue_bytes;    /* of pages that wait, at most, or one page; 0: budget / 16 */
     double late_seconds;     /* a load is given up after so long, at the earliest; 0: 0.25 */
+    double check_seconds;    /* between two looks for what tiers have lost, at least; 0: 60 */
     bool unchecked;          /* tests only: what tiers return is believed */
     tiers_wake_fn *wake;     /* or NULL */
     /* Asked by writers before each record; NULL: always. False: what the tree has must not be
      * written any more. */
     bool (*may_write)(void *user);
+    tier_complain_fn *complain; /* of what tiers do not say themselves; or NULL */
     void *user;
     /* Simulations only (tiers_hand.c): bytes a second of each tier, all of which are instant. There
      * are no threads, pages have no bytes, and `now` is the time. */
@@ -109,7 +113,8 @@ bool tiers_rest(struct tiers *s, uint32_t nodes);
 /* At the end: writes what the tree has and the tiers have not, for at most so many seconds. */
 void tiers_flush(struct tiers *s, double seconds);
 /* Has the tiers forget a salt, or with salt NULL all of this context; tree_forget does the rest. A
- * tier that fails is told again; it is not asked for that salt meanwhile. */
+ * tier that fails is told again; it is not asked for that salt meanwhile. tiers_destroy tries once
+ * more what is due, but waits for nobody else's answer, and complains of what is left. */
 void tiers_forget(struct tiers *s, const void *salt, size_t salt_len);
 /* Whether a tier has not forgotten yet. From any thread. */
 bool tiers_are_forgetting(struct tiers *s);

@@ -41,7 +41,6 @@ static void work_until(struct store *w, double now) {
     }
     while ((w->hand.reading || begin_read(w)) && w->hand.read_until <= now) {
         store_read(w, &w->hand.read, NULL);
-        pthread_mutex_unlock(&w->all->mutex);
         w->hand.reading = false;
     }
 }

@@ -3,6 +3,7 @@
  *
  *     tiers_parts.c   parts of a page: sizes, places, names; waking the engine's thread
  *     tiers_forget.c  what tiers have still to forget
+ *     tiers_check.c   whether tiers still have what they were given
  *     tiers_write.c   pages of the tree to records: queues, writer threads
  *     tiers_read.c    reader threads: records to the pages of loads
  *     tiers_hand.c    what the threads do, without threads: for simulations
@@ -26,7 +27,9 @@ enum {
     WAITING_MAX = 4096, /* nodes that wait to be written, of each tier */
     TRIAL_NODES = 8,    /* at a time, of those that a tier did not take before */
     READ_RECORDS = 16,  /* that a reader takes at a time, at most */
-    PARTS_MAX = CACHE_GROUPS_MAX + 1 /* of a page: one for each layer group, and the state */
+    PARTS_MAX = CACHE_GROUPS_MAX + 1, /* of a page: one for each layer group, and the state */
+    CHECK_NODES = 64,                 /* of which a tier is asked at a time */
+    CHECK_KEYS = 2 * PARTS_MAX        /* of each: two variants of each part */
 };
 #define READ_BYTES ((uint64_t)8 << 20) /* likewise, unless one record is larger */
 _Static_assert(TIERS_MAX <= 8, "sets of stores are 8 bits");
@@ -57,9 +60,20 @@ struct unwritten {
     bool again; /* it may be tried again */
 };
 
-struct forget_job {
-    struct forget_job *next;
-    struct tier_key root;
+/* A question to a tier: has it still what it was given of these nodes, all of one root? The
+ * engine's while it is none or answered, then the writer's. */
+struct tier_check {
+    enum { CHECK_NONE, CHECK_ASKED, CHECK_ANSWERED } state; /* under the mutex */
+    struct tier_place place;
+    uint32_t n, n_keys;
+    struct {
+        uint32_t node, first_key;
+        struct tier_key chain; /* it is still that node if it has this chain key */
+    } nodes[CHECK_NODES];
+    struct tier_key
+        keys[CHECK_NODES * CHECK_KEYS]; /* of a part its variants, one after the other */
+    bool have[CHECK_NODES * CHECK_KEYS];
+    bool down; /* the tier is: what it answered means nothing */
 };
 
 /* Objects that a reader takes at a time. */
@@ -74,6 +88,7 @@ struct store {
     struct tiers *all;
     struct tier *tier;
     uint32_t index;
+    uint64_t limit_bytes; /* of the tier; 0: none is known */
     pthread_t readers[READERS], writer;
     uint32_t n_readers;
     bool has_writer;
@@ -90,6 +105,17 @@ struct store {
      * again: left_over, and `retries` until one fails. */
     bool refused, retries;
     double pause, retry_at;
+    /* A round of questions about the nodes that were given to the tier and, unless `all`, were used
+     * since the clock of the tree was `since`: the last round's. */
+    struct {
+        bool on, all, waits; /* for an answer */
+        bool shared_only;    /* about nodes that more than one request used */
+        bool lost, failed;   /* some nodes were; some answers meant nothing */
+        uint32_t at;         /* the next node */
+        uint64_t since, begun;
+        double due, pause; /* of the next round; due 0: not yet known */
+    } round;
+    struct tier_check check;
     struct { /* in simulations, instead of threads */
         struct batch_read read;
         bool reading;
@@ -100,13 +126,17 @@ struct store {
     struct write_slot slots[WRITE_SLOTS]; /* a ring; states only rise from the first one on */
     uint32_t first_slot, n_slots;
     bool writing;
+    uint64_t hit_pages, loads, loads_late, loads_slow; /* struct tier_stats */
+    double find_seconds;     /* that a question takes; 0: none was asked yet */
     uint64_t rejected;       /* intact records, but not those that were wanted */
     struct tier_key failing; /* chain key of a node whose record was not written; zeros: none */
     /* since the last collecting: what was in slots then, and the page that was being written */
     struct unwritten unwritten[WRITE_SLOTS + 1];
     uint32_t n_unwritten;
-    struct forget_job *forgets, **forgets_end; /* [n_forgets], and so often all of the context */
+    struct tier_key *forgets; /* roots, [n_forgets], and so often all of the context */
+    size_t forgets_cap;
     uint32_t n_forgets, forget_alls;
+    uint32_t n_telling;             /* the tier is just being told the first of them */
     double forget_pause, forget_at; /* not before; the last pause, if the tier failed; 0 */
 };
 
@@ -136,12 +166,14 @@ struct tier_load {
     uint64_t most_bytes;
     uint32_t had;             /* tokens of the prompt that the tree had */
     double started, deadline; /* of reading; before that: of the store that is asked */
-    /* Keys that were looked for: variant v of part p of page i at ((i * parts) + p) * variants + v.
-     * found: the set of stores that have it. */
+    /* found: the set of stores that have variant v of part p of page i, at ((i * parts) + p) *
+     * variants + v. keys: of those that the tree lacks, and where they are in found. */
     struct tier_place place;
-    struct tier_key *keys;
     uint8_t *found;
-    bool *have;              /* as many: of the store that is asked */
+    struct tier_key *keys; /* [n_keys] */
+    uint32_t *key_places;  /* [n_keys] */
+    bool *have;            /* [n_keys] of the store that is asked */
+    uint32_t n_keys;
     struct tier_key *chains; /* [n_pages + 1] K(0) ... */
     struct kv_seq *seq;      /* with all objects; of a late load until readers are done */
     struct kv_seq *result;   /* what is kept for whoever waits */
@@ -165,12 +197,12 @@ struct tiers {
     uint32_t parts, variants;
     struct store stores[TIERS_MAX];
     struct tier_load *loads;  /* changes only under the mutex, by the engine's thread */
-    double seconds_per_token; /* of prompts, at position 0; 0: none was measured yet */
+    double seconds_per_token; /* of prompts, wherever in them; 0: none was measured yet */
     uint64_t charged;
     struct tiers_stats stats;
     pthread_mutex_t mutex;
     pthread_cond_t read_more, progress;
-    bool stop;
+    atomic_bool stop; /* set under the mutex */
 };
 
 static inline double tiers_now(const struct tiers *s) {
@@ -189,6 +221,8 @@ uint64_t part_bytes(const struct tiers *s, uint32_t part, uint32_t layout);
 struct kv_page part_at(const struct tiers *s, uint32_t x, uint32_t part);
 /* Where a page or state is in the host's memory. */
 uint8_t *part_host(const struct tiers *s, uint32_t addr, uint64_t bytes);
+/* The formats of a group's page in a head. */
+void part_formats(const struct tiers *s, uint32_t part, uint32_t layout, struct record_head *out);
 /* A head's names: everything but sums and times. chain is K(number + 1). */
 void part_head(const struct tiers *s, uint32_t part, uint32_t layout, uint32_t number,
                struct tier_key root, struct tier_key parent, struct tier_key chain,
@@ -196,6 +230,12 @@ void part_head(const struct tiers *s, uint32_t part, uint32_t layout, uint32_t n
 
 /* The engine's thread has something to collect. Without the mutex. */
 void wake_owner(const struct tiers *s);
+/* Layout of variant v of a group's page: as live sequences have it, or as the tree stores it. */
+uint32_t layout_of_variant(const struct tiers *s, uint32_t group, uint32_t number,
+                           uint32_t variant);
+/* Part of node x, which has it, below a root. Also sets the head's names. */
+struct kv_page node_part(const struct tiers *s, uint32_t x, uint32_t part, struct tier_key root,
+                         struct record_head *out);
 /* How long a tier that failed is left alone: 1 s at first, then twice as long up to 64 s. */
 double longer_pause(double pause);
 
@@ -204,12 +244,22 @@ void store_forget(struct store *w, const struct tier_key *root); /* NULL: all of
 /* Whether the tier has still to forget what has this root: it must not be asked for it. */
 bool store_is_forgetting(struct store *w, struct tier_key root);
 /* With the mutex held: the same (root NULL: anything); whether it is not yet the time to try again;
- * and the writer's: carries out the next order, with the mutex released meanwhile, and returns
- * whether one was due. */
+ * and the writer's: tells the tier all that is listed, with the mutex released meanwhile, and
+ * returns whether it was due. */
 bool store_has_to_forget(const struct store *w, const struct tier_key *root);
 bool store_forget_is_due(const struct store *w);
 bool store_forget_next(struct store *w);
-void store_drop_forgets(struct store *w); /* the writer has ended */
+void store_drop_forgets(struct store *w); /* the writer has ended; says what is left */
+
+/* ---- tiers_check.c ---- */
+/* Between steps: takes the answer, asks the next question of a round that is due. */
+void store_check(struct store *w, double now);
+void store_check_all(struct store *w); /* begins a round about all nodes */
+/* When store_check has to be called at the latest; 0: an answer comes first. */
+double store_check_due(const struct store *w);
+/* The writer's, with the mutex held, which is released meanwhile: answers. False: nothing was
+ * asked. */
+bool store_answer(struct store *w);
 
 /* ---- tiers_write.c ---- */
 kvasir_status store_start_writer(struct store *w, kvasir_error *err) MUST_CHECK;
@@ -229,7 +279,7 @@ void store_stop_readers(struct store *w);
 /* With the mutex: the next objects of the load that this store has to read. Those after the cut are
  * closed. */
 bool store_take(struct store *w, struct tier_load *l, struct batch_read *out);
-/* Reads them, without the mutex, and leaves with it. sum: of the thread. */
+/* Reads them, without the mutex. sum: of the thread. The load may be freed before it returns. */
 void store_read(struct store *w, const struct batch_read *b, XXH3_state_t *sum);
 
 /* ---- tiers_load.c ---- */

@@ -18,13 +18,6 @@
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* Layout of variant v of a group's page: as live sequences have it, or as the tree stores it. */
-static uint32_t layout_of_variant(const struct tiers *s, uint32_t group, uint32_t number,
-                                  uint32_t variant) {
-    const struct layout_rule *rule = variant ? &s->tree->stored_rule : &s->cache->rule;
-    return layout_of(rule, group, number);
-}
-
 static size_t key_at(const struct tiers *s, uint32_t page, uint32_t part, uint32_t variant) {
     return ((size_t)page * s->parts + part) * s->variants + variant;
 }
@@ -42,7 +35,7 @@ static uint32_t next_page_node(const struct tiers *s, const struct tier_load *l,
                          : node_find_page(s->tree, at, l->tokens + (size_t)page * TILE_TOKENS);
 }
 
-/* Chain keys of all pages; keys of the parts that the tree lacks, others stay zero. */
+/* Chain keys of all pages; keys of the parts that the tree lacks. */
 static void name_all(struct tiers *s, struct tier_load *l) {
     uint32_t x = tree_find_root(s->tree, l->salt, l->salt_len);
     l->chains[0] = chain_root(s->options.context, l->salt, l->salt_len);
@@ -57,29 +50,54 @@ static void name_all(struct tiers *s, struct tier_load *l) {
                 struct record_head head;
                 wanted_head(s, l, i, p, part_is_state(s, p) ? 0 : layout_of_variant(s, p, i, v),
                             &head);
-                l->keys[key_at(s, i, p, v)] = head.key;
+                l->key_places[l->n_keys] = (uint32_t)key_at(s, i, p, v);
+                l->keys[l->n_keys++] = head.key;
             }
     }
 }
 
 /* ---- looking --------------------------------------------------------------------------------- */
 
+/* Seconds to compute the tokens from `from` to `to`; 0: not known. */
+static double compute_seconds(const struct tiers *s, uint32_t from, uint32_t to) {
+    const double middle = ((double)from + to) / 2 / s->tree->rebuild_tokens;
+    return s->seconds_per_token * (1 + middle) * (double)(to - from);
+}
+
+/* Leaves a question to a reader, unless computing the prompt takes less time than the answer. How
+ * long an answer takes is doubted bit by bit, as in `doubt`. */
+static bool ask_slow(struct tiers *s, struct tier_load *l, struct store *w) {
+    const double computing = compute_seconds(s, l->had, l->n_pages * TILE_TOKENS);
+    double patience = 2 * s->options.late_seconds;
+    if (computing > 0 && computing < patience)
+        patience =
+            computing > s->options.late_seconds / 10 ? computing : s->options.late_seconds / 10;
+    pthread_mutex_lock(&s->mutex);
+    const bool pays = computing <= 0 || w->find_seconds <= computing;
+    if (pays) {
+        l->open = 1;
+        l->taken = false;
+        l->deadline = clock_seconds() + patience;
+        pthread_cond_broadcast(&s->read_more);
+    } else {
+        w->find_seconds *= 0.95;
+        w->loads_slow++;
+        s->stats.loads_slow++;
+    }
+    pthread_mutex_unlock(&s->mutex);
+    return pays;
+}
+
 /* Asks the next tiers, up to the first that has to be waited for. False: all have been asked. */
 static bool ask_next(struct tiers *s, struct tier_load *l) {
-    for (; l->asked < s->options.n; l->asked++) {
+    for (; l->asked < s->options.n && l->n_keys; l->asked++) {
         struct store *w = &s->stores[l->asked];
         if (store_is_forgetting(w, l->place.root))
             continue;
-        if (!w->tier->ops->instant) {
-            pthread_mutex_lock(&s->mutex);
-            l->open = 1;
-            l->taken = false;
-            l->deadline = clock_seconds() + 2 * s->options.late_seconds;
-            pthread_cond_broadcast(&s->read_more);
-            pthread_mutex_unlock(&s->mutex);
+        if (w->tier->ops->instant)
+            store_find(w, l, 0);
+        else if (ask_slow(s, l, w))
             return true;
-        }
-        store_find(w, l, 0);
     }
     return false;
 }
@@ -162,18 +180,19 @@ static bool list_objects(struct tiers *s, struct tier_load *l, uint32_t pages) {
     return l->objects != NULL;
 }
 
-/* Seconds to compute the tokens from `from` to `to`, and to read the objects; 0: not known. */
-static double compute_seconds(const struct tiers *s, uint32_t from, uint32_t to) {
-    const double middle = ((double)from + to) / 2 / s->tree->rebuild_tokens;
-    return s->seconds_per_token * (1 + middle) * (double)(to - from);
-}
-
-static double load_seconds(const struct tiers *s, const struct tier_load *l) {
-    double seconds = 0;
-    uint64_t bytes[TIERS_MAX] = {0};
+/* Bytes that are to be read. */
+static void bytes_by_store(const struct tier_load *l, uint64_t bytes[TIERS_MAX]) {
+    memset(bytes, 0, TIERS_MAX * sizeof *bytes);
     for (uint32_t i = 0; i < l->n_objects; i++)
         if (l->objects[i].store != NO_STORE)
             bytes[l->objects[i].store] += l->objects[i].bytes;
+}
+
+/* Seconds to read the objects; 0: not known. */
+static double load_seconds(const struct tiers *s, const struct tier_load *l) {
+    double seconds = 0;
+    uint64_t bytes[TIERS_MAX];
+    bytes_by_store(l, bytes);
     for (uint32_t i = 0; i < s->options.n; i++)
         if (s->stores[i].bytes_per_second > 0)
             seconds += (double)bytes[i] / s->stores[i].bytes_per_second;
@@ -181,9 +200,15 @@ static double load_seconds(const struct tiers *s, const struct tier_load *l) {
 }
 
 /* A guess that a tier is slow is forgotten bit by bit, or it would never be asked again. */
-static void doubt(struct tiers *s) {
-    for (uint32_t i = 0; i < s->options.n; i++)
+static void doubt(struct tiers *s, const struct tier_load *l) {
+    uint64_t bytes[TIERS_MAX];
+    bytes_by_store(l, bytes);
+    pthread_mutex_lock(&s->mutex);
+    for (uint32_t i = 0; i < s->options.n; i++) {
         s->stores[i].bytes_per_second *= 1.05;
+        s->stores[i].loads_slow += bytes[i] > 0;
+    }
+    pthread_mutex_unlock(&s->mutex);
     s->stats.loads_slow++;
 }
 
@@ -211,7 +236,7 @@ static uint32_t plan(struct tiers *s, struct tier_load *l) {
         return 0;
     const double computing = compute_seconds(s, have, pages * TILE_TOKENS);
     if (computing > 0 && load_seconds(s, l) > computing) {
-        doubt(s);
+        doubt(s, l);
         return 0;
     }
     const double late = computing > s->options.late_seconds ? computing : s->options.late_seconds;
@@ -276,6 +301,7 @@ static bool find_place(struct tiers *s, struct tier_load *l) {
 static bool begin_reading(struct tiers *s, struct tier_load *l, uint32_t pages) {
     const uint64_t charge = seq_overhead_bytes(s->cache, pages * TILE_TOKENS) + sizeof *l +
                             l->n_objects * sizeof *l->objects + l->n_tokens * sizeof *l->tokens;
+    uint64_t bytes[TIERS_MAX];
     for (uint32_t i = 0; i < l->n_objects; i++)
         if (l->objects[i].store == NO_STORE)
             page_ref(s->cache->pool, l->objects[i].at.addr);
@@ -286,7 +312,10 @@ static bool begin_reading(struct tiers *s, struct tier_load *l, uint32_t pages) 
         return false;
     }
     put_pages(s, l);
+    bytes_by_store(l, bytes);
     pthread_mutex_lock(&s->mutex);
+    for (uint32_t i = 0; i < s->options.n; i++)
+        s->stores[i].loads += bytes[i] > 0;
     l->phase = LOAD_READING;
     l->cut = pages;
     l->open = 0;
@@ -305,6 +334,7 @@ static void load_delete(struct tier_load *l) {
     mem_free(l->salt);
     mem_free(l->tokens);
     mem_free(l->keys);
+    mem_free(l->key_places);
     mem_free(l->found);
     mem_free(l->have);
     mem_free(l->chains);
@@ -385,6 +415,18 @@ static void lengthen_lives(struct tiers *s, const struct tier_load *l, uint32_t 
     }
 }
 
+/* Whole pages of a hit that came from tiers. One of several parts counts for the last one's. */
+static void count_hit(struct tiers *s, const struct tier_load *l, uint32_t pages) {
+    pthread_mutex_lock(&s->mutex);
+    for (uint32_t i = 0; i < l->n_objects && l->objects[i].page < pages; i++) {
+        const struct load_object *o = &l->objects[i];
+        const bool last = i + 1 == l->n_objects || l->objects[i + 1].page != o->page;
+        if (last && o->store != NO_STORE)
+            s->stores[o->store].hit_pages++;
+    }
+    pthread_mutex_unlock(&s->mutex);
+}
+
 /* Stores the load's first `pages` pages in the tree, if a sequence can end there. */
 static void store_result(struct tiers *s, struct tier_load *l, uint32_t pages) {
     uint32_t reached = pages * TILE_TOKENS;
@@ -403,13 +445,42 @@ static void store_result(struct tiers *s, struct tier_load *l, uint32_t pages) {
     if (life != TREE_FOREVER)
         lengthen_lives(s, l, pages);
     note_offered(s, l);
+    count_hit(s, l, reached / TILE_TOKENS);
     s->stats.loaded_tokens += reached > l->had ? reached - l->had : 0;
 }
 
-static void note_speed(struct tiers *s, const struct tier_load *l, double now) {
-    uint64_t bytes[TIERS_MAX] = {0}, all = 0;
+/* Nothing after the first page that has not come is wanted any more, and nothing that no reader has
+ * taken. With the mutex. Returns how many pages have come. */
+static uint32_t cut_late(const struct tiers *s, struct tier_load *l) {
+    for (uint32_t i = 0; i < l->n_objects; i++) {
+        struct load_object *o = &l->objects[i];
+        if (o->store == NO_STORE || o->result != TIER_RESULTS)
+            continue;
+        l->cut = o->page < l->cut ? o->page : l->cut;
+        if (i >= l->taken_to[o->store]) {
+            o->result = TIER_MISSING;
+            l->open--;
+        }
+    }
+    for (uint32_t i = 0; i < s->options.n; i++)
+        l->taken_to[i] = l->n_objects;
+    return l->cut;
+}
+
+/* Of a store so many bytes have come in these seconds. */
+static void note_speed(struct store *w, uint64_t bytes, double seconds) {
+    const double speed = (double)bytes / (seconds + 1e-6), known = w->bytes_per_second;
+    w->bytes_per_second = known > 0 ? known + (speed - known) / 4 : speed;
+}
+
+/* Counts what has come and learns how fast. A late load tells of the stores that it waits for: if
+ * nothing has come of one and nothing is known of it, it is taken to be less than a record. */
+static void note_loaded(struct tiers *s, const struct tier_load *l, double now) {
+    uint64_t bytes[TIERS_MAX] = {0}, awaited[TIERS_MAX] = {0}, all = 0;
     for (uint32_t i = 0; i < l->n_objects; i++) {
         const struct load_object *o = &l->objects[i];
+        if (o->store != NO_STORE && o->result == TIER_RESULTS)
+            awaited[o->store] = o->bytes;
         if (o->store == NO_STORE || o->result != TIER_OK)
             continue;
         bytes[o->store] += o->bytes;
@@ -417,18 +488,23 @@ static void note_speed(struct tiers *s, const struct tier_load *l, double now) {
         s->stats.loaded_pages++;
         s->stats.loaded_bytes += o->bytes;
     }
-    for (uint32_t i = 0; i < s->options.n && all; i++) {
-        double *known = &s->stores[i].bytes_per_second;
-        const double speed = (double)all / (now - l->started + 1e-6);
-        if (bytes[i])
-            *known = *known > 0 ? *known + (speed - *known) / 4 : speed;
+    for (uint32_t i = 0; i < s->options.n; i++) {
+        struct store *w = &s->stores[i];
+        const bool first = !bytes[i] && w->bytes_per_second <= 0;
+        w->loads_late += l->late && awaited[i];
+        if (l->late && awaited[i])
+            note_speed(w, first ? awaited[i] : bytes[i], now - l->started);
+        else if (!l->late && bytes[i])
+            note_speed(w, all, now - l->started);
     }
 }
 
-/* The load is over for whoever waits. pages: that came well. */
+/* The load is over for whoever waits. pages: that came well, unless it is late. */
 static void finish(struct tiers *s, struct tier_load *l, uint32_t pages, double now) {
     pthread_mutex_lock(&s->mutex); /* a late load's readers are not through */
-    note_speed(s, l, now);
+    note_loaded(s, l, now);
+    if (l->late)
+        pages = cut_late(s, l);
     pthread_mutex_unlock(&s->mutex);
     s->stats.loads_late += l->late;
     s->stats.loads_cut += !l->late && pages * TILE_TOKENS < seq_length(l->seq);
@@ -455,32 +531,12 @@ static uint32_t look_at(struct tiers *s, struct tier_load *l, uint32_t *pages) {
     return open;
 }
 
-/* Nothing after the first page that has not come is wanted any more, and nothing that no reader has
- * taken. Returns how many pages have come. */
-static uint32_t cut_late(struct tiers *s, struct tier_load *l) {
-    pthread_mutex_lock(&s->mutex);
-    for (uint32_t i = 0; i < l->n_objects; i++) {
-        struct load_object *o = &l->objects[i];
-        if (o->store == NO_STORE || o->result != TIER_RESULTS)
-            continue;
-        l->cut = o->page < l->cut ? o->page : l->cut;
-        if (i >= l->taken_to[o->store]) {
-            o->result = TIER_MISSING;
-            l->open--;
-        }
-    }
-    const uint32_t cut = l->cut;
-    for (uint32_t i = 0; i < s->options.n; i++)
-        l->taken_to[i] = l->n_objects;
-    pthread_mutex_unlock(&s->mutex);
-    return cut;
-}
-
 /* The store that is asked has no reader for it in time, so it has nothing; or the reader does not
  * come back: then the load is done with nothing, and lives until it does. */
 static void stop_asking(struct tiers *s, struct tier_load *l) {
     pthread_mutex_lock(&s->mutex);
     s->stats.loads_late += l->open > 0; /* it may have come at this moment */
+    s->stores[l->asked].loads_late += l->open > 0;
     if (!l->taken)
         l->open = 0;
     else if (l->open > 0)
@@ -515,7 +571,7 @@ static bool collect_one(struct tiers *s, struct tier_load *l, double now) {
     }
     if (l->phase == LOAD_READING && now >= l->deadline) {
         l->late = true;
-        finish(s, l, cut_late(s, l), now);
+        finish(s, l, pages, now);
         return true;
     }
     return false;
@@ -569,10 +625,11 @@ static bool load_init(const struct tiers *s, struct tier_load *l, const void *sa
     l->salt = mem_alloc(salt_len + 1);
     l->tokens = mem_alloc(n * sizeof *tokens);
     l->keys = mem_calloc(keys, sizeof *l->keys);
+    l->key_places = mem_calloc(keys, sizeof *l->key_places);
     l->found = mem_calloc(keys, sizeof *l->found);
     l->have = mem_calloc(keys, sizeof *l->have);
     l->chains = mem_calloc((size_t)l->n_pages + 1, sizeof *l->chains);
-    if (!l->salt || !l->tokens || !l->keys || !l->found || !l->have || !l->chains)
+    if (!l->salt || !l->tokens || !l->keys || !l->key_places || !l->found || !l->have || !l->chains)
         return false;
     if (salt_len)
         memcpy(l->salt, salt, salt_len);
@@ -600,12 +657,14 @@ static struct tier_load *load_make(const struct tiers *s, const void *salt, size
 struct tier_load *tiers_load(struct tiers *s, const void *salt, size_t salt_len,
                              const int32_t *tokens, uint32_t n, uint64_t most_bytes) {
     const uint32_t pages = n ? (n - 1) / TILE_TOKENS : 0;
-    if (!pages || pages * TILE_TOKENS <= tree_look(s->tree, salt, salt_len, tokens, n).length)
+    const uint32_t had = tree_look(s->tree, salt, salt_len, tokens, n).length;
+    if (pages * TILE_TOKENS <= had)
         return NULL;
     struct tier_load *l = load_make(s, salt, salt_len, tokens, n);
     if (!l)
         return NULL;
     l->most_bytes = most_bytes;
+    l->had = had;
     pthread_mutex_lock(&s->mutex);
     struct tier_load **end = &s->loads;
     while (*end)

@@ -30,6 +30,11 @@ uint8_t *part_host(const struct tiers *s, uint32_t addr, uint64_t bytes) {
     return b->ops->arena_host(b, pool_arena(s->cache->pool), addr, bytes);
 }
 
+void part_formats(const struct tiers *s, uint32_t part, uint32_t layout, struct record_head *out) {
+    out->k = s->cache->layouts[part][layout].k.format;
+    out->v = s->cache->layouts[part][layout].v.format;
+}
+
 void part_head(const struct tiers *s, uint32_t part, uint32_t layout, uint32_t number,
                struct tier_key root, struct tier_key parent, struct tier_key chain,
                const int32_t tokens[TILE_TOKENS], struct record_head *out) {
@@ -41,12 +46,28 @@ void part_head(const struct tiers *s, uint32_t part, uint32_t layout, uint32_t n
                                 .context = s->options.context,
                                 .number = number,
                                 .bytes = part_bytes(s, part, layout)};
-    if (!part_is_state(s, part)) {
-        out->k = s->cache->layouts[part][layout].k.format;
-        out->v = s->cache->layouts[part][layout].v.format;
-    }
+    if (!part_is_state(s, part))
+        part_formats(s, part, layout, out);
     memcpy(out->tokens, tokens, sizeof out->tokens);
     out->key = record_key(out);
+}
+
+uint32_t layout_of_variant(const struct tiers *s, uint32_t group, uint32_t number,
+                           uint32_t variant) {
+    const struct layout_rule *rule = variant ? &s->tree->stored_rule : &s->cache->rule;
+    return layout_of(rule, group, number);
+}
+
+struct kv_page node_part(const struct tiers *s, uint32_t x, uint32_t part, struct tier_key root,
+                         struct record_head *out) {
+    const struct prefix_tree *t = s->tree;
+    const struct kv_page at = part_at(s, x, part);
+    int32_t tokens[TILE_TOKENS];
+    ASSERT(at.addr != NO_ADDR);
+    node_page_tokens(t, x, tokens);
+    part_head(s, part, at.layout, t->nodes[x].number, root, t->nodes[node_before_page(t, x)].chain,
+              t->nodes[x].chain, tokens, out);
+    return at;
 }
 
 void wake_owner(const struct tiers *s) {

@@ -4,8 +4,9 @@
  *
  * A reader takes neighbouring objects of one load, as many as make a good exchange with a disk or a
  * network. Loads are served in the order in which they came. What was read is compared with what
- * was wanted here, so that no other place can forget it; the first page that did not come well is
- * the load's cut, and nothing after it is read any more.
+ * was wanted here, so that no other place can forget it, and published record by record: a load
+ * that is late has all that came. The first page that did not come well is the load's cut, and
+ * nothing after it is read any more.
  */
 #define _GNU_SOURCE             /* gettid */
 #define XXH_STATIC_LINKING_ONLY /* XXH3_state_t on the stack */
@@ -54,51 +55,91 @@ bool store_take(struct store *w, struct tier_load *l, struct batch_read *out) {
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-void store_read(struct store *w, const struct batch_read *b, XXH3_state_t *sum) {
-    struct tiers *s = w->all;
-    const struct tier_ops *ops = w->tier->ops;
+/* A batch whose results are published one after the other. Once all objects of a load have theirs,
+ * it may be freed at any moment: what comes later looks at `reads` alone. */
+struct reading {
+    struct store *store;
+    const struct batch_read *batch;
     struct tier_read reads[READ_RECORDS];
-    const uint64_t now = (uint64_t)time(NULL);
-    uint64_t rejected = 0;
-    for (uint32_t i = 0; i < b->n; i++) {
-        const struct load_object *o = &b->load->objects[b->objects[i]];
-        reads[i] = (struct tier_read){.key = o->wanted.key,
-                                      .context = o->wanted.context,
-                                      .root = o->wanted.root,
-                                      .payload = part_host(s, o->at.addr, o->bytes),
-                                      .bytes = o->bytes,
-                                      .unchecked = s->options.unchecked,
-                                      .result = TIER_MISSING,
-                                      .sum = sum};
-    }
-    ops->read(w->tier, reads, b->n, b->deadline);
-    for (uint32_t i = 0; i < b->n; i++) {
-        const struct load_object *o = &b->load->objects[b->objects[i]];
-        if (reads[i].result == TIER_OK && !s->options.unchecked &&
-            !record_is(&reads[i].head, &o->wanted, now)) {
-            reads[i].result = TIER_DAMAGED;
-            rejected += !record_is(&reads[i].head, &o->wanted, 0); /* not merely expired */
-        }
-        const struct tier_place place = {o->wanted.context, o->wanted.root};
-        if (reads[i].result == TIER_DAMAGED)
-            ops->drop(w->tier, &place, o->wanted.key);
-    }
+    uint64_t now;
+};
+
+/* Compares what was read with what was wanted. True: it is an intact record, but another one. */
+static bool compare(const struct tiers *s, struct tier_read *r, const struct record_head *wanted,
+                    uint64_t now) {
+    if (r->result != TIER_OK || s->options.unchecked || record_is(&r->head, wanted, now))
+        return false;
+    r->result = TIER_DAMAGED;
+    return !record_is(&r->head, wanted, 0); /* not merely expired */
+}
+
+/* By the tier, or after it. */
+static void publish(struct tier_read *r) {
+    const struct reading *x = r->user;
+    struct tiers *s = x->store->all;
+    struct tier_load *l = x->batch->load;
+    struct load_object *o = &l->objects[x->batch->objects[r - x->reads]];
+    r->ended = NULL;
+    const bool rejected = compare(s, r, &o->wanted, x->now);
     pthread_mutex_lock(&s->mutex);
-    w->rejected += rejected;
-    for (uint32_t i = 0; i < b->n; i++) {
-        struct load_object *o = &b->load->objects[b->objects[i]];
-        const uint64_t expires = reads[i].head.expires;
-        o->expires = expires && expires < TREE_FOREVER ? expires : TREE_FOREVER;
-        close_object(b->load, o, reads[i].result);
+    x->store->rejected += rejected;
+    o->expires = r->head.expires && r->head.expires < TREE_FOREVER ? r->head.expires : TREE_FOREVER;
+    close_object(l, o, r->result);
+    const bool last = l->open == 0;
+    if (last)
+        pthread_cond_broadcast(&s->progress);
+    pthread_mutex_unlock(&s->mutex);
+    if (last)
+        wake_owner(s);
+}
+
+/* Others shall not find again what was damaged. Whoever waits for the load does not wait for
+ * this. */
+static void drop_damaged(struct reading *x) {
+    struct tier *t = x->store->tier;
+    for (uint32_t i = 0; i < x->batch->n; i++) {
+        const struct tier_place place = {x->reads[i].context, x->reads[i].root};
+        if (x->reads[i].result == TIER_DAMAGED)
+            t->ops->drop(t, &place, x->reads[i].key);
     }
 }
 
+void store_read(struct store *w, const struct batch_read *b, XXH3_state_t *sum) {
+    struct tiers *s = w->all;
+    struct reading x = {.store = w, .batch = b, .now = (uint64_t)time(NULL)};
+    for (uint32_t i = 0; i < b->n; i++) {
+        const struct load_object *o = &b->load->objects[b->objects[i]];
+        x.reads[i] = (struct tier_read){.key = o->wanted.key,
+                                        .context = o->wanted.context,
+                                        .root = o->wanted.root,
+                                        .payload = part_host(s, o->at.addr, o->bytes),
+                                        .bytes = o->bytes,
+                                        .unchecked = s->options.unchecked,
+                                        .ended = publish,
+                                        .user = &x,
+                                        .result = TIER_MISSING,
+                                        .sum = sum};
+    }
+    w->tier->ops->read(w->tier, x.reads, b->n, b->deadline);
+    for (uint32_t i = 0; i < b->n; i++)
+        record_ended(&x.reads[i]);
+    drop_damaged(&x);
+}
+
 void store_find(struct store *w, struct tier_load *l, double deadline) {
-    const uint32_t n = l->n_pages * w->all->parts * w->all->variants;
-    w->tier->ops->find(w->tier, &l->place, l->keys, n, l->have, deadline);
-    for (uint32_t i = 0; i < n; i++)
+    w->tier->ops->find(w->tier, &l->place, l->keys, l->n_keys, l->have, deadline);
+    for (uint32_t i = 0; i < l->n_keys; i++)
         if (l->have[i])
-            l->found[i] |= store_bit(w);
+            l->found[l->key_places[i]] |= store_bit(w);
+}
+
+/* Without the mutex, with which it returns. */
+static void time_find(struct store *w, struct tier_load *l) {
+    const double begin = clock_seconds();
+    store_find(w, l, begin + w->all->options.late_seconds);
+    const double took = clock_seconds() - begin;
+    pthread_mutex_lock(&w->all->mutex);
+    w->find_seconds += (took - w->find_seconds) / (w->find_seconds > 0 ? 4 : 1);
 }
 
 /* What a load has for this store, if anything. With the mutex held, which is released meanwhile. */
@@ -110,12 +151,13 @@ static bool work_on(struct store *w, struct tier_load *l, XXH3_state_t *sum) {
     if (l->phase == LOAD_LOOKING && !l->taken && l->asked == w->index) {
         l->taken = true;
         pthread_mutex_unlock(&s->mutex);
-        store_find(w, l, clock_seconds() + s->options.late_seconds);
-        pthread_mutex_lock(&s->mutex);
+        time_find(w, l);
         l->open = 0;
     } else if (l->phase == LOAD_READING && store_take(w, l, &b)) {
         pthread_mutex_unlock(&s->mutex);
         store_read(w, &b, sum);
+        pthread_mutex_lock(&s->mutex);
+        return true; /* the load may be gone */
     }
     if (l->open == open)
         return false;

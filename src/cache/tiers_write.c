@@ -11,7 +11,8 @@
  * Each tier has its own queue, so that a slow one does not hold up another, and each node a bit for
  * each tier that was given it (offered). The bit is taken back if the node is given up or a record
  * of it was not written, so tiers_rest and later offers give each tier what it lacks. What a tier
- * did not take (refused) is offered to it again after a pause, which doubles while that fails.
+ * did not take (refused) is offered to it again after a pause, which doubles while that fails. And
+ * tiers_check.c takes the bit back when a tier has lost what it took.
  */
 #include <string.h>
 #include <time.h>
@@ -90,10 +91,13 @@ static void *writer_thread(void *user) {
     struct store *w = user;
     pthread_mutex_lock(&w->all->mutex);
     for (;;) {
-        if (store_forget_next(w))
+        const bool stop = w->all->stop;
+        if (store_forget_next(w) && !stop)
             continue;
-        if (w->all->stop) /* what waits is given up: tiers_flush came before */
+        if (stop) /* what waits is given up: tiers_flush came before */
             break;
+        if (store_answer(w))
+            continue;
         struct write_slot *slot = store_first_ready(w);
         if (slot) {
             write_one(w, slot);
@@ -101,7 +105,8 @@ static void *writer_thread(void *user) {
             pthread_mutex_unlock(&w->all->mutex);
             w->tier->ops->rest(w->tier);
             pthread_mutex_lock(&w->all->mutex);
-            if (!store_first_ready(w) && !store_forget_is_due(w) && !w->all->stop)
+            if (!store_first_ready(w) && !store_forget_is_due(w) && !w->all->stop &&
+                w->check.state != CHECK_ASKED)
                 wait_at_most(w->all, &w->write_more, 1000); /* a tier has work of its own: rest */
         }
     }
@@ -220,13 +225,9 @@ static void fill_slot(struct store *w, struct write_slot *slot) {
     struct prefix_tree *t = s->tree;
     const uint32_t x = w->waiting[w->first_waiting].node, before = node_before_page(t, x),
                    part = w->next_part++;
-    const struct kv_page at = part_at(s, x, part);
-    int32_t tokens[TILE_TOKENS];
-    node_page_tokens(t, x, tokens);
+    const struct kv_page at = node_part(s, x, part, root_of(w, x, before), &slot->head);
     slot->state = SLOT_READY;
     slot->node = x;
-    part_head(s, part, at.layout, t->nodes[x].number, root_of(w, x, before), t->nodes[before].chain,
-              t->nodes[x].chain, tokens, &slot->head);
     slot->from = part_host(s, at.addr, slot->head.bytes);
     slot->head.expires = t->nodes[x].expires == TREE_FOREVER ? 0 : t->nodes[x].expires;
     slot->replaces = t->nodes[x].outlives;
@@ -323,12 +324,13 @@ static bool is_due(const struct store *w, uint32_t x) {
            node_held_bytes(w->all->tree, x) > 0;
 }
 
-/* Puts a node into the queue, which then has at most so many. False: it does not fit. */
+/* Puts a node into the queue, which then has at most so many. False: it does not fit. An empty
+ * queue has room for any node, however large. */
 static bool offer(struct store *w, uint32_t x, uint32_t most) {
     struct tiers *s = w->all;
     struct node *n = &s->tree->nodes[x];
     const uint64_t bytes = node_held_bytes(s->tree, x);
-    if (w->n_waiting >= most || w->waiting_bytes + bytes > s->options.queue_bytes)
+    if (w->n_waiting >= most || (w->n_waiting && w->waiting_bytes + bytes > s->options.queue_bytes))
         return false;
     node_pin(s->tree, x);
     n->queued++;
@@ -403,8 +405,17 @@ bool tiers_rest(struct tiers *s, uint32_t nodes) {
 /* Whether a store has something to do for tiers_flush. */
 static bool flush_one(struct store *w) {
     store_collect(w);
+    store_check(w, clock_seconds());
     (void)rest(w, UINT32_MAX);
-    return w->left_over || store_is_writing(w);
+    return w->left_over || w->round.on || store_is_writing(w);
+}
+
+/* With the mutex held: whether an answer waits to be taken. */
+static bool is_answered(const struct tiers *s) {
+    bool some = false;
+    for (uint32_t i = 0; i < s->options.n; i++)
+        some |= s->stores[i].check.state == CHECK_ANSWERED;
+    return some;
 }
 
 void tiers_flush(struct tiers *s, double seconds) {
@@ -412,6 +423,7 @@ void tiers_flush(struct tiers *s, double seconds) {
     for (uint32_t i = 0; i < s->options.n; i++) {
         s->stores[i].retries = true; /* once more, also what a tier did not take */
         store_leave_over(&s->stores[i]);
+        store_check_all(&s->stores[i]); /* and what a tier has no more */
     }
     while (clock_seconds() < until) {
         bool some = false;
@@ -420,7 +432,8 @@ void tiers_flush(struct tiers *s, double seconds) {
         if (!some)
             return;
         pthread_mutex_lock(&s->mutex);
-        wait_at_most(s, &s->progress, 20);
+        if (!is_answered(s))
+            wait_at_most(s, &s->progress, 20);
         pthread_mutex_unlock(&s->mutex);
     }
     tiers_relent(s);

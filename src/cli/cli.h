@@ -159,7 +159,7 @@ kvasir_context_options cache_args_options(const struct cache_args *a);
 struct engine_args {
     kvasir_engine_options options;
     uint64_t memory_mib;
-    float memory_percent, disk_gib, flush_seconds;
+    float memory_percent, disk_gib, tenant_gib, flush_seconds;
 };
 struct engine_args engine_args_defaults(void);
 /* The options for the engine, or EXIT_USAGE after an error message. */
@@ -279,7 +279,10 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .help = "sign shared prefixes, and hide their names, with the bytes of this file"},           \
     {.name = "--cache-remote-ttl", .value = "S", .kind = OPTION_U32, .max = UINT32_MAX,            \
      .offset = offsetof(type, engine.options.cache_remote_ttl_seconds),                            \
-     .help = "seconds that shared prefixes stay after they were stored; 0: no limit"}
+     .help = "seconds that shared prefixes stay after they were stored; 0: no limit"},             \
+    {.name = "--cache-remote-tenant-gb", .value = "N", .kind = OPTION_FLOAT, .max = 1 << 20,       \
+     .offset = offsetof(type, engine.tenant_gib), .shown = "0, no limit",                          \
+     .help = "the most in --cache-remote of one API key and cache_salt, in GiB"}
 /* clang-format on */
 
 /* ---- output (output.c) ----------------------------------------------------------------------- */

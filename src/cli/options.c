@@ -144,11 +144,14 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
         return usage_error(c, "--kv-cache-quantization-bits: not allowed with --no-prefix-cache");
     if (a->options.cache_remote_secret_file && !a->options.cache_remote)
         return usage_error(c, "--cache-remote-secret-file: only allowed with --cache-remote");
+    if (a->tenant_gib > 0 && !a->options.cache_remote)
+        return usage_error(c, "--cache-remote-tenant-gb: only allowed with --cache-remote");
     if (a->options.no_prefix_cache && (a->options.cache_dir || a->options.cache_remote))
         return usage_error(c, "%s: not allowed with --no-prefix-cache",
                            a->options.cache_dir ? "--cache-dir" : "--cache-remote");
     *out = a->options;
     out->cache_disk_bytes = (uint64_t)((double)a->disk_gib * (1 << 30));
+    out->cache_remote_tenant_bytes = (uint64_t)((double)a->tenant_gib * (1 << 30));
     out->cache_flush_seconds = (double)a->flush_seconds;
     out->cache_memory_bytes = a->memory_mib << 20;
     /* vllm-mlx uses a fraction: 0.2 */

@@ -16,7 +16,7 @@
  *                  explaining stored prefixes; figures
  *   grammar_api.c  guide.c  answer_grammar.c
  *                  kvasir_grammar; answers that must be texts of one: sets of tokens, forced tokens
- *   prompt_cache.c  prompt_cache_save.c  prompt_cache_checksum.c
+ *   prompt_cache.c  prompt_loads.c  prompt_cache_save.c  prompt_cache_checksum.c
  *                  mlx-lm's prompt-cache files to sequences and back
  *   centre.c  centre_file.c
  *                  key centres: which pairs of which heads get one; the calibration file
@@ -207,6 +207,25 @@ void prompt_cache_shape(const struct kvasir_prompt_cache *p,
  * convert in any. The file is refused before anything is made of it (PROMPT-1). */
 kvasir_status prompt_cache_load(struct kvasir_context *ctx, const struct kvasir_prompt_cache *p,
                                 bool convert, struct kv_seq **out, kvasir_error *err) MUST_CHECK;
+/* The same in steps, for an engine that must not wait for a file (prompt_loads.c). */
+struct prompt_load;
+/* Checks the file, and makes an empty sequence for it, the caller's. p is borrowed. */
+kvasir_status prompt_load_begin(const struct kvasir_context *ctx,
+                                const struct kvasir_prompt_cache *p, bool convert,
+                                struct prompt_load **out, struct kv_seq **seq,
+                                kvasir_error *err) MUST_CHECK;
+void prompt_load_destroy(struct prompt_load *l); /* or NULL */
+size_t prompt_load_page_bytes(const struct prompt_load *l);
+/* Makes the tiles [prompt_load_page_bytes] of the page that begins with position `first`, and with
+ * the last page the state. By any thread, one at a time. */
+kvasir_status prompt_load_make(struct prompt_load *l, uint32_t first, uint8_t *tiles,
+                               kvasir_error *err) MUST_CHECK;
+/* By the thread that owns the cache: writes them to a prepared page; then commits so many rows, and
+ * with the last of the file checks that it was whole all the time. */
+void prompt_load_put(const struct prompt_load *l, struct kv_seq *seq, uint32_t number,
+                     const uint8_t *tiles);
+kvasir_status prompt_load_commit(const struct prompt_load *l, struct kv_seq *seq, uint32_t rows,
+                                 kvasir_error *err) MUST_CHECK;
 /* How rows were computed: two contexts that agree in it give rows and logits the same bits. */
 struct arithmetic {
     char act_bits[8], version[32], tier[32];

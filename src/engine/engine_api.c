@@ -185,9 +185,9 @@ static bool wait_for_orders(struct kvasir_engine *e) {
 static bool take_orders(struct kvasir_engine *e, bool idle, bool *more) {
     pthread_mutex_lock(&e->mutex);
     while (idle && !e->stop && !e->inbox && !e->cancels && !e->forget_all && !e->forget &&
-           !e->calls && !e->tiers_ready && wait_for_orders(e))
+           !e->calls && !e->io_ready && wait_for_orders(e))
         ;
-    e->tiers_ready = false;
+    e->io_ready = false;
     struct request *inbox = e->inbox;
     struct forget_order *orders = e->forget;
     struct engine_call *calls = e->calls;
@@ -269,8 +269,9 @@ static kvasir_status charge_fixed(struct kvasir_engine *e, kvasir_error *err) {
     const struct settled *o = &e->ctx->options;
     struct kv_pool *pool = kv_cache_pool(e->ctx->cache);
     const uint32_t vocab = model_config(e->model->model)->vocab;
+    const uint64_t loads = loads_bytes(e, kv_pool_stats(pool).budget_bytes);
     const uint64_t bytes = model_run_bytes(e->model->model, o->prefill_chunk, o->logit_rows) +
-                           step_bytes(e->ctx) + sampler_scratch_bytes(vocab) +
+                           step_bytes(e->ctx) + sampler_scratch_bytes(vocab) + loads +
                            answer_vocab_bytes(e); /* made on first use, charged up front */
     if (pool_charge(pool, bytes, NULL) != KVASIR_OK)
         return fail_field(err, KVASIR_ERR_BUDGET, "engine.cache_memory_bytes",
@@ -278,7 +279,7 @@ static kvasir_status charge_fixed(struct kvasir_engine *e, kvasir_error *err) {
                           "tokens (%" PRIu64 " bytes): raise it, or let steps take fewer tokens",
                           kv_pool_stats(pool).budget_bytes, o->prefill_chunk, bytes);
     e->fixed_bytes = bytes;
-    return KVASIR_OK;
+    return loads_start(e, loads, err);
 }
 
 /* What the tiers have at the start. */
@@ -421,6 +422,7 @@ void kvasir_engine_destroy(kvasir_engine *e) {
         pthread_join(e->thread, NULL);
     }
     masks_stop(e);
+    loads_stop(e);
     backend_destroy(e->backend);
     destroy_given_tiers(&e->given_tiers);
     kvasir_error changed;

@@ -33,6 +33,11 @@ struct choice {
     struct choice *next_mask; /* in its list */
     kvasir_status failed;
     kvasir_error why; /* of failed */
+    /* ---- of a prompt-cache file (prompt_loads.c) ---- */
+    struct prompt_load *load;  /* while it is read */
+    kvasir_status load_status; /* guarded by the loader's mutex */
+    kvasir_error load_error;
+    struct choice *next_load;
 };
 
 struct request {
@@ -78,6 +83,24 @@ struct mask_worker {
     double wait_seconds;
 };
 
+/* The thread that reads prompt-cache files (prompt_loads.c). */
+struct page_loader {
+    bool exists, runs;
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t wanted, idle;
+    uint64_t bytes; /* for slots */
+    /* once there is a file */
+    uint8_t *slots; /* [n_slots][slot_bytes] tiles of a page each */
+    size_t slot_bytes;
+    uint32_t n_slots;
+    /* guarded by mutex */
+    struct choice *first; /* whose files are to be read, the oldest first */
+    uint32_t made, taken; /* pages of the first one's file */
+    bool busy;            /* it makes one */
+    bool stop;
+};
+
 struct kvasir_engine {
     const struct kvasir_model *model;
     struct kvasir_context *ctx;
@@ -100,6 +123,7 @@ struct kvasir_engine {
     pthread_t thread;
     bool thread_runs;
     struct mask_worker masks;
+    struct page_loader loads;
     uint64_t finished, cancelled, failed;
     double step_seconds;
     uint64_t step_counts[KVASIR_STEP_COUNTS];
@@ -115,7 +139,7 @@ struct kvasir_engine {
     uint64_t requests; /* submitted so far; the last id */
     bool stop, cancels, forget_all;
     bool forgetting;             /* the engine's thread has taken orders to forget */
-    bool tiers_ready;            /* tiers_collect has something to do */
+    bool io_ready;               /* a thread of the tiers or of loads has left something */
     struct forget_order *forget; /* salts of prefixes to be forgotten */
     struct engine_call *calls;   /* the oldest first */
     kvasir_engine_stats stats;
@@ -124,6 +148,14 @@ struct kvasir_engine {
     size_t n_formats;
     uint16_t class_format[PAGE_CLASSES_MAX];
 };
+
+/* By a thread that has left something for the engine's. */
+static inline void engine_wake(struct kvasir_engine *e) {
+    pthread_mutex_lock(&e->mutex);
+    e->io_ready = true;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->mutex);
+}
 
 /* ---- engine_cache.c: on the engine's thread ---- */
 /* What other threads ordered: forgetting all, forgetting salts, calls. The orders are freed. */
@@ -138,6 +170,17 @@ double cache_next_expiry(const struct kvasir_engine *e);
 /* Makes the tiers that were given, or those of the options. */
 kvasir_status engine_open_tiers(struct kvasir_engine *e, const kvasir_engine_options *o,
                                 kvasir_error *err) MUST_CHECK;
+
+/* ---- prompt_loads.c: prompt-cache files of requests ---- */
+/* What the slots take of a budget, whether there are files or not. */
+uint64_t loads_bytes(const struct kvasir_engine *e, uint64_t budget);
+kvasir_status loads_start(struct kvasir_engine *e, uint64_t bytes, kvasir_error *err) MUST_CHECK;
+void loads_stop(struct kvasir_engine *e); /* after the engine's thread */
+/* On the engine's thread: begin, ready, fill and dropped of struct sched_host. */
+kvasir_status loads_begin(struct choice *c, struct kv_seq **out, kvasir_error *err) MUST_CHECK;
+uint32_t loads_ready(struct choice *c);
+kvasir_status loads_fill(struct choice *c, uint32_t rows, kvasir_error *err) MUST_CHECK;
+void loads_dropped(struct choice *c);
 
 /* ---- answer_grammar.c: answers of a grammar ---- */
 /* What grammars take of the budget, whether there are any or not. */

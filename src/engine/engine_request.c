@@ -97,8 +97,23 @@ static struct choice *choice_of(struct task *t) {
 
 static kvasir_status host_begin(void *user, struct task *t, struct kv_seq **out,
                                 kvasir_error *err) {
-    struct kvasir_engine *e = user;
-    return prompt_cache_load(e->ctx, choice_of(t)->request->r.prompt_cache, false, out, err);
+    (void)user;
+    return loads_begin(choice_of(t), out, err);
+}
+
+static uint32_t host_ready(void *user, struct task *t) {
+    (void)user;
+    return loads_ready(choice_of(t));
+}
+
+static kvasir_status host_fill(void *user, struct task *t, uint32_t rows, kvasir_error *err) {
+    (void)user;
+    return loads_fill(choice_of(t), rows, err);
+}
+
+static void host_dropped(void *user, struct task *t) {
+    (void)user;
+    loads_dropped(choice_of(t));
 }
 
 /* Tells the client when the request first runs. */
@@ -110,7 +125,7 @@ static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err
     if (q->started)
         return KVASIR_OK;
     q->started = true;
-    q->cached_tokens = q->prompt_done = seq_length(t->seq);
+    q->cached_tokens = q->prompt_done = t->from_host ? t->from_host : seq_length(t->seq);
     pthread_mutex_lock(&e->mutex);
     e->waiting--;
     pthread_mutex_unlock(&e->mutex);
@@ -246,6 +261,9 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
 struct sched_host request_host(struct kvasir_engine *e) {
     return (struct sched_host){.user = e,
                                .begin = host_begin,
+                               .ready = host_ready,
+                               .fill = host_fill,
+                               .dropped = host_dropped,
                                .admitted = host_admitted,
                                .run = host_run,
                                .logits = host_logits,
@@ -345,7 +363,8 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
                             .no_store = r->no_store,
                             .pin = r->pin,
                             .ttl_seconds = (uint32_t)r->ttl_seconds,
-                            .detached = r->prompt_cache != NULL};
+                            .detached = r->prompt_cache != NULL,
+                            .from_host = base};
     TRY(sampler_create_shared(&sampling, model_config(e->model->model)->vocab, cap, e->scratch,
                               &c->sampler, err));
     if (r->grammar)

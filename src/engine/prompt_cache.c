@@ -337,12 +337,12 @@ void prompt_cache_shape(const struct kvasir_prompt_cache *p,
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-struct loader {
+struct prompt_load {
     const struct kvasir_prompt_cache *p;
     const struct kvasir_context *ctx;
-    struct kv_seq *seq;
     bool convert;
-    uint8_t *tile;
+    const struct page_layout *layouts[CACHE_GROUPS_MAX]; /* of the page that is made */
+    uint8_t *state; /* of recurrent layers at the file's end, once made */
     uint8_t codes[HEAD_DIM_MAX];
     float scales[HEAD_DIM_MAX / 32], biases[HEAD_DIM_MAX / 32], row[HEAD_DIM_MAX];
 };
@@ -356,11 +356,12 @@ static uint32_t first_held(const struct prompt_kv *kv) {
     return p;
 }
 
-static kvasir_status check_seen(const struct loader *l, uint32_t layer, kvasir_error *err) {
+static kvasir_status check_seen(const struct prompt_load *l, const struct kv_seq *seq,
+                                uint32_t layer, kvasir_error *err) {
     const struct kv_place place = model_kv_place(l->p->model->model, layer);
     const struct prompt_kv *kv = &l->p->of_layer[layer]->kv;
     struct kv_view view;
-    seq_view(l->seq, place.group, &view);
+    seq_view(seq, place.group, &view);
     const uint32_t start = view.span == UINT32_MAX || kv->offset < view.span
                                ? 0
                                : kv->offset + 1 - view.span,
@@ -377,11 +378,12 @@ static kvasir_status check_seen(const struct loader *l, uint32_t layer, kvasir_e
                       l->p->max_size ? ": tokens seen and kept must be those of the file" : "");
 }
 
-static kvasir_status check_formats(const struct loader *l, kvasir_error *err) {
+static kvasir_status check_formats(const struct prompt_load *l, const struct kv_seq *seq,
+                                   kvasir_error *err) {
     char ours[24], theirs[24];
     for (uint32_t g = 0; g < l->p->n_groups; g++) {
         struct kv_view view;
-        seq_view(l->seq, g, &view);
+        seq_view(seq, g, &view);
         const struct tile_layout *tiles[] = {&view.layouts[0].k, &view.layouts[0].v};
         const struct kv_format formats[] = {l->p->shapes[g].k, l->p->shapes[g].v};
         for (int side = 0; side < 2 && !l->convert; side++)
@@ -402,45 +404,52 @@ static kvasir_status check_formats(const struct loader *l, kvasir_error *err) {
 }
 
 /* Writes row `row` of a head of the file to a slot of the tile. */
-static void put_row(struct loader *l, const struct prompt_side *side, uint32_t head, uint32_t row,
-                    const struct tile_layout *layout, uint32_t slot) {
+static void put_row(struct prompt_load *l, const struct prompt_side *side, uint32_t head,
+                    uint32_t row, const struct tile_layout *layout, uint8_t *tile, uint32_t slot) {
     if (kv_format_exact(side->format)) {
         prompt_side_get_values(side, head, row, l->row);
-        tile_encode_row(layout, l->tile, slot, l->row);
+        tile_encode_row(layout, tile, slot, l->row);
         return;
     }
     prompt_side_get_row(side, head, row, l->codes, l->scales, l->biases);
     if (same_format(side->format, layout->format)) {
-        tile_put_row(layout, l->tile, slot, l->codes, l->scales, l->biases);
+        tile_put_row(layout, tile, slot, l->codes, l->scales, l->biases);
         return;
     }
     affine_dequantize(l->codes, l->scales, l->biases, side->dim, side->format.group,
                       side->format.scalar, l->row);
-    tile_encode_row(layout, l->tile, slot, l->row);
+    tile_encode_row(layout, tile, slot, l->row);
 }
 
-/* Writes tokens [first, first + n), all in one page: K and V of all heads of a layer. */
-static void load_page(struct loader *l, uint32_t layer, uint32_t first, uint32_t n) {
-    const struct kv_place place = model_kv_place(l->p->model->model, layer);
+static bool has_rows(const struct prompt_load *l, uint32_t layer) {
+    const struct model_config *c = model_config(l->p->model->model);
+    return l->p->of_layer[layer] && c->layers[layer].kind == LAYER_ATTENTION;
+}
+
+static const struct tile_layout *tile_of(const struct prompt_load *l, uint32_t layer, int side) {
+    const struct page_layout *page = l->layouts[model_kv_place(l->p->model->model, layer).group];
+    return side ? &page->v : &page->k;
+}
+
+size_t prompt_load_page_bytes(const struct prompt_load *l) {
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < model_config(l->p->model->model)->n_layers; i++)
+        for (int side = 0; side < 2 && has_rows(l, i); side++)
+            bytes += l->p->of_layer[i]->kv.heads * (size_t)tile_of(l, i, side)->bytes;
+    return bytes;
+}
+
+/* A tile: tokens [first, first + n) of a head. */
+static void make_tile(struct prompt_load *l, uint32_t layer, int side, uint32_t head,
+                      uint32_t first, uint32_t n, uint8_t *tile) {
     const struct prompt_kv *kv = &l->p->of_layer[layer]->kv;
-    const uint32_t number = first / TILE_TOKENS;
-    struct kv_view view;
-    seq_view(l->seq, place.group, &view);
-    const uint32_t index = kv_view_index(&view, number);
-    ASSERT(index != UINT32_MAX && first % TILE_TOKENS + n <= TILE_TOKENS);
-    const struct page_layout *layout = &view.layouts[view.pages[index].layout];
-    for (uint32_t head = 0; head < kv->heads; head++)
-        for (int side = 0; side < 2; side++) {
-            const struct tile_layout *tile = side ? &layout->v : &layout->k;
-            memset(l->tile, 0, tile->bytes);
-            for (uint32_t i = 0; i < n; i++) {
-                int64_t row = prompt_entry_row(kv, first + i);
-                if (row >= 0)
-                    put_row(l, &kv->sides[side], head, (uint32_t)row, tile, i);
-            }
-            seq_write_tile(l->seq, place.group, side ? TILE_V : TILE_K, place.layer, head, number,
-                           l->tile);
-        }
+    const struct tile_layout *layout = tile_of(l, layer, side);
+    memset(tile, 0, layout->bytes);
+    for (uint32_t i = 0; i < n; i++) {
+        const int64_t row = prompt_entry_row(kv, first + i);
+        if (row >= 0)
+            put_row(l, &kv->sides[side], head, (uint32_t)row, layout, tile, i);
+    }
 }
 
 /* Copies values [a][b] of a state's tensor to to[i * stride_a + j * stride_b]. */
@@ -462,7 +471,7 @@ uint32_t prompt_cache_value_head(const struct model_config *c, uint32_t head) {
 }
 
 /* mlx keeps a delta net's matrices as [value head][value dim][key dim]. */
-static kvasir_status load_state(struct loader *l, kvasir_error *err) {
+static kvasir_status make_state(struct prompt_load *l, kvasir_error *err) {
     const struct model *m = l->p->model->model;
     const struct model_config *c = model_config(m);
     const size_t key = c->delta.key_dim, value = c->delta.value_dim;
@@ -490,62 +499,155 @@ static kvasir_status load_state(struct loader *l, kvasir_error *err) {
                             window + row * at.channels + values + h * value, 0, 1);
         }
     }
-    seq_write_state(l->seq, state);
-    mem_free(state);
+    mem_free(l->state);
+    l->state = state;
     return KVASIR_OK;
 }
 
-static kvasir_status load_pages(struct loader *l, kvasir_error *err) {
-    const struct model_config *c = model_config(l->p->model->model);
-    for (uint32_t first = 0; first < l->p->offset; first += TILE_TOKENS) {
-        uint32_t n = l->p->offset - first < TILE_TOKENS ? l->p->offset - first : TILE_TOKENS;
-        TRY(seq_prepare(l->seq, n, err));
-        for (uint32_t i = 0; i < c->n_layers; i++)
-            if (l->p->of_layer[i] && c->layers[i].kind == LAYER_ATTENTION)
-                load_page(l, i, first, n);
-        if (first + n == l->p->offset && l->ctx->options.cache.state_bytes)
-            TRY(load_state(l, err));
-        seq_commit(l->seq, l->p->tokens + first, n);
+kvasir_status prompt_load_make(struct prompt_load *l, uint32_t first, uint8_t *tiles,
+                               kvasir_error *err) {
+    const uint32_t left = l->p->offset - first, n = left < TILE_TOKENS ? left : TILE_TOKENS;
+    ASSERT(first % TILE_TOKENS == 0 && first < l->p->offset);
+    for (uint32_t i = 0; i < model_config(l->p->model->model)->n_layers; i++)
+        for (uint32_t head = 0; has_rows(l, i) && head < l->p->of_layer[i]->kv.heads; head++)
+            for (int side = 0; side < 2; side++) {
+                make_tile(l, i, side, head, first, n, tiles);
+                tiles += tile_of(l, i, side)->bytes;
+            }
+    return n == left && l->ctx->options.cache.state_bytes ? make_state(l, err) : KVASIR_OK;
+}
+
+/* The sequence has all of the file. */
+static kvasir_status end_load(const struct prompt_load *l, struct kv_seq *seq, kvasir_error *err) {
+    for (uint32_t i = 0; i < model_config(l->p->model->model)->n_layers; i++) {
+        const uint32_t held = has_rows(l, i) ? first_held(&l->p->of_layer[i]->kv) : 0;
+        if (held)
+            seq_mark_missing(seq, model_kv_place(l->p->model->model, i).group, held);
     }
-    for (uint32_t i = 0; i < c->n_layers; i++)
-        if (l->p->of_layer[i] && c->layers[i].kind == LAYER_ATTENTION) {
-            uint32_t held = first_held(&l->p->of_layer[i]->kv);
-            if (held)
-                seq_mark_missing(l->seq, model_kv_place(l->p->model->model, i).group, held);
-        }
+    TRY(backend_flush(l->ctx->backend, err));
+    return file_map_check(&l->p->file.map, err);
+}
+
+void prompt_load_put(const struct prompt_load *l, struct kv_seq *seq, uint32_t number,
+                     const uint8_t *tiles) {
+    for (uint32_t i = 0; i < model_config(l->p->model->model)->n_layers; i++) {
+        const struct kv_place place = model_kv_place(l->p->model->model, i);
+        for (uint32_t head = 0; has_rows(l, i) && head < l->p->of_layer[i]->kv.heads; head++)
+            for (int side = 0; side < 2; side++) {
+                seq_write_tile(seq, place.group, side ? TILE_V : TILE_K, place.layer, head, number,
+                               tiles);
+                tiles += tile_of(l, i, side)->bytes;
+            }
+    }
+}
+
+kvasir_status prompt_load_commit(const struct prompt_load *l, struct kv_seq *seq, uint32_t rows,
+                                 kvasir_error *err) {
+    const uint32_t at = seq_length(seq);
+    const bool last = at + rows == l->p->offset;
+    ASSERT(at + rows <= l->p->offset);
+    if (last && l->state)
+        seq_write_state(seq, l->state);
+    seq_commit(seq, l->p->tokens + at, rows);
+    return last ? end_load(l, seq, err) : KVASIR_OK;
+}
+
+/* Whether the file may become a sequence of the context. */
+static kvasir_status check_load(const struct prompt_load *l, const struct kv_seq *seq,
+                                kvasir_error *err) {
+    TRY(check_formats(l, seq, err));
+    for (uint32_t i = 0; i < model_config(l->p->model->model)->n_layers; i++)
+        if (has_rows(l, i))
+            TRY(check_seen(l, seq, i, err));
     return KVASIR_OK;
 }
 
-kvasir_status prompt_cache_load(struct kvasir_context *ctx, const struct kvasir_prompt_cache *p,
-                                bool convert, struct kv_seq **out, kvasir_error *err) {
-    struct loader l = {.p = p, .ctx = ctx, .convert = convert};
-    kvasir_status status;
+kvasir_status prompt_load_begin(const struct kvasir_context *ctx,
+                                const struct kvasir_prompt_cache *p, bool convert,
+                                struct prompt_load **out, struct kv_seq **seq, kvasir_error *err) {
     *out = NULL;
+    *seq = NULL;
     if (p->model != ctx->model)
         return fail(err, KVASIR_ERR_ARGUMENT, "the file was opened for another model");
     if (p->offset > ctx->options.ctx && !ctx->options.cache.max_size)
         return fail(err, KVASIR_ERR_CONTEXT, "the file's %u tokens do not fit the context of %u",
                     p->offset, ctx->options.ctx);
     TRY(check_rope(p, ctx, err));
-    TRY(seq_create(ctx->cache, &l.seq, err));
-    TRY_GOTO(check_formats(&l, err));
-    for (uint32_t i = 0; i < model_config(p->model->model)->n_layers; i++)
-        if (p->of_layer[i] && prompt_class_is_kv(p->of_layer[i]->class))
-            TRY_GOTO(check_seen(&l, i, err));
-    TRY_GOTO(seq_reserve(l.seq, p->offset, err));
-    l.tile = mem_alloc(
-        kv_tile_bytes((struct kv_format){.bits = 32, .scalar = SCALAR_F32}, HEAD_DIM_MAX));
-    status =
-        l.tile ? load_pages(&l, err) : fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
+    struct prompt_load *l = mem_calloc(1, sizeof *l);
+    if (!l)
+        return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
+    *l = (struct prompt_load){.p = p, .ctx = ctx, .convert = convert};
+    kvasir_status status = seq_create(ctx->cache, seq, err);
     if (status == KVASIR_OK)
-        status = backend_flush(ctx->backend, err);
+        status = check_load(l, *seq, err);
+    for (uint32_t g = 0; status == KVASIR_OK && g < p->n_groups; g++) {
+        struct kv_view view;
+        seq_view(*seq, g, &view);
+        l->layouts[g] = &view.layouts[0];
+    }
+    if (status == KVASIR_OK) {
+        *out = l;
+        return KVASIR_OK;
+    }
+    prompt_load_destroy(l);
+    seq_destroy(*seq);
+    *seq = NULL;
+    return status;
+}
+
+void prompt_load_destroy(struct prompt_load *l) {
+    if (!l)
+        return;
+    mem_free(l->state);
+    mem_free(l);
+}
+
+/* Pages that are quantized later have another layout at first. */
+static void note_layouts(struct prompt_load *l, const struct kv_seq *seq) {
+    for (uint32_t g = 0; g < l->p->n_groups; g++) {
+        struct kv_view view;
+        seq_view(seq, g, &view);
+        const uint32_t index = kv_view_index(&view, seq_length(seq) / TILE_TOKENS);
+        ASSERT(index != UINT32_MAX);
+        l->layouts[g] = &view.layouts[view.pages[index].layout];
+    }
+}
+
+static kvasir_status load_page(struct prompt_load *l, struct kv_seq *seq, uint8_t **tiles,
+                               size_t *room, kvasir_error *err) {
+    const uint32_t first = seq_length(seq), left = l->p->offset - first,
+                   n = left < TILE_TOKENS ? left : TILE_TOKENS;
+    TRY(seq_prepare(seq, n, err));
+    note_layouts(l, seq);
+    const size_t bytes = prompt_load_page_bytes(l);
+    if (bytes > *room) {
+        mem_free(*tiles);
+        *tiles = mem_alloc(bytes);
+        *room = *tiles ? bytes : 0;
+    }
+    if (!*tiles)
+        return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
+    TRY(prompt_load_make(l, first, *tiles, err));
+    prompt_load_put(l, seq, first / TILE_TOKENS, *tiles);
+    return prompt_load_commit(l, seq, n, err);
+}
+
+kvasir_status prompt_cache_load(struct kvasir_context *ctx, const struct kvasir_prompt_cache *p,
+                                bool convert, struct kv_seq **out, kvasir_error *err) {
+    struct prompt_load *l;
+    struct kv_seq *seq;
+    uint8_t *tiles = NULL;
+    size_t room = 0;
+    *out = NULL;
+    TRY(prompt_load_begin(ctx, p, convert, &l, &seq, err));
+    kvasir_status status = seq_reserve(seq, p->offset, err);
+    while (status == KVASIR_OK && seq_length(seq) < p->offset)
+        status = load_page(l, seq, &tiles, &room, err);
+    mem_free(tiles);
+    prompt_load_destroy(l);
     if (status == KVASIR_OK)
-        status = file_map_check(&p->file.map, err);
-done:
-    mem_free(l.tile);
-    if (status != KVASIR_OK)
-        seq_destroy(l.seq);
+        *out = seq;
     else
-        *out = l.seq;
+        seq_destroy(seq);
     return status;
 }

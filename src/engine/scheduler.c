@@ -1,28 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scheduler.c: admission, distribution of rows, preemption. scheduler.h has the invariants. Belongs
  * to the thread that owns the cache. */
-#include "engine/scheduler.h"
+#include "engine/scheduler_internal.h"
 
 #include <string.h>
-
-struct sched {
-    struct kv_cache *cache;
-    struct kv_pool *pool;
-    struct prefix_tree *tree;
-    struct tiers *tiers;
-    uint64_t room; /* of the budget, for tasks, loads and the tree */
-    struct sched_options options;
-    struct sched_host host;
-    struct shares shares;     /* and waiting tasks */
-    struct task **running;    /* [max_running] */
-    struct step_part *parts;  /* [max_running] of the current step */
-    struct task **part_tasks; /* [max_running] */
-    uint32_t n_running, turn;
-    uint64_t next_order, admissions;
-    uint64_t changes; /* times that a task left the waiting or the running ones */
-    bool recurrent;
-    struct sched_stats stats;
-};
 
 kvasir_status sched_create(struct kv_cache *cache, struct prefix_tree *tree,
                            const struct sched_options *options, const struct sched_host *host,
@@ -186,6 +167,8 @@ static void running_remove(struct sched *s, struct task *t) {
 
 /* Frees all that the task holds. */
 static void release(struct sched *s, struct task *t) {
+    if (t->seq && t->from_host)
+        s->host.dropped(s->host.user, t);
     seq_destroy(t->seq);
     t->seq = NULL;
     if (s->tree)
@@ -193,11 +176,6 @@ static void release(struct sched *s, struct task *t) {
     pool_discharge(s->pool, t->charged);
     t->charged = 0;
     t->rows = 0;
-}
-
-/* Whether the tree keeps what the task computes. */
-static bool is_stored(const struct sched *s, const struct task *t) {
-    return s->tree && !t->detached && !t->no_store;
 }
 
 static void store(struct sched *s, struct task *t, bool hit_point) {
@@ -307,10 +285,8 @@ static kvasir_status begin(struct sched *s, struct task *t, struct tree_hit *hit
                            kvasir_error *err) {
     *hit = (struct tree_hit){.kind = KVASIR_HIT_MISS};
     t->at = (struct tree_cursor){TREE_NOWHERE};
-    if (t->detached && s->host.begin) { /* it takes its pages at once */
-        make_room(s, kv_cache_need_bytes(s->cache, t->n_prompt, s->options.step_rows));
+    if (t->from_host)
         return s->host.begin(s->host.user, t, &t->seq, err);
-    }
     TRY(seq_create(s->cache, &t->seq, err));
     if (!s->tree || t->detached)
         return KVASIR_OK;
@@ -354,7 +330,7 @@ static bool has_room(const struct sched *s, const struct task *t) {
 /* The tree counts a request once, when it is first admitted: neither failed attempts before nor
  * admissions after a preemption count. */
 static void note_admission(struct sched *s, struct task *t, const struct tree_hit *hit) {
-    const uint32_t length = seq_length(t->seq);
+    const uint32_t length = t->from_host ? t->from_host : seq_length(t->seq);
     if (t->admitted) {
         s->stats.rerun_tokens += t->seen > length ? t->seen - length : 0;
     } else {
@@ -498,29 +474,7 @@ static void admit_all(struct sched *s) {
     }
 }
 
-/* ---- rows ------------------------------------------------------------------------------------ */
-
-/* With tiers, which have whole pages only: the last length of a prompt at which one ends. The
- * prompt is found there again, so the tree must get the state there, and all pages that a window
- * sees. */
-static uint32_t tier_point(const struct sched *s, const struct task *t) {
-    return s->tiers ? (t->n_prompt - 1) / TILE_TOKENS * TILE_TOKENS : 0;
-}
-
-static bool ends_at_tier_point(const struct sched *s, const struct task *t, uint32_t at,
-                               uint32_t end) {
-    const uint32_t point = tier_point(s, t);
-    return at < point && point < end &&
-           (s->recurrent || kv_cache_outruns(s->cache, at, point, end));
-}
-
-/* Recurrent layers: steps end at lengths at which the tree is to store their state. */
-static bool is_hit_point(const struct sched *s, const struct task *t, uint32_t length) {
-    const uint32_t every = s->options.snapshot_tokens;
-    return s->recurrent && is_stored(s, t) && length > 0 &&
-           (length == t->n_prompt - 1 || length == t->hit_point || length == tier_point(s, t) ||
-            (every && length % every == 0));
-}
+/* ---- pages ----------------------------------------------------------------------------------- */
 
 /* SCHED-7. In an answer a state is stored only if there is room for it and for all running tasks to
  * grow by a page. Once they have, this task's cursor has moved on and the state can be evicted like
@@ -536,74 +490,6 @@ static bool has_room_for_state(const struct sched *s) {
         bytes += seq_need_bytes(t->seq, until, s->options.step_rows, 1);
     }
     return p.budget_bytes - p.used_bytes - p.charged_bytes + p.stored_bytes >= bytes;
-}
-
-/* Rows until the next hit point, or all that the task's tokens need. */
-static uint32_t rows_left(const struct sched *s, const struct task *t) {
-    const uint32_t at = seq_length(t->seq), every = s->options.snapshot_tokens;
-    uint32_t end = t->n_tokens;
-    if (!is_stored(s, t))
-        return end - at;
-    if (ends_at_tier_point(s, t, at, end))
-        end = tier_point(s, t);
-    if (!s->recurrent)
-        return end - at;
-    if (at < t->n_prompt - 1 && t->n_prompt - 1 < end)
-        end = t->n_prompt - 1;
-    if (at < t->hit_point && t->hit_point < end)
-        end = t->hit_point;
-    if (every && at / every * every + every < end)
-        end = at / every * every + every;
-    return end - at;
-}
-
-static bool is_last_row(const struct task *t) {
-    return t->n_tokens - seq_length(t->seq) == 1;
-}
-
-/* Counts the prompts of each share, which has t's. Returns the weights of the shares that have
- * any. */
-static uint64_t count_prompts(const struct sched *s) {
-    uint64_t weights = 0;
-    for (uint32_t i = 0; i < s->n_running; i++)
-        s->running[i]->share->prompts = 0;
-    for (uint32_t i = 0; i < s->n_running; i++) {
-        struct share *h = s->running[i]->share;
-        if (!is_last_row(s->running[i]) && h->prompts++ == 0)
-            weights += h->weight;
-    }
-    return weights;
-}
-
-/* SCHED-2. Tasks that generate get their row first; then each prompt gets its part; then what is
- * left goes to the first prompts. The order starts with another task at each step. */
-static void distribute_rows(struct sched *s) {
-    const uint32_t n = s->n_running;
-    const uint64_t weights = count_prompts(s);
-    uint32_t left = s->options.step_rows;
-    ASSERT(n > 0 && n <= left);
-    s->turn++;
-    for (uint32_t i = 0; i < n; i++) {
-        struct task *t = s->running[(s->turn + i) % n];
-        t->rows = is_last_row(t) && left > 0;
-        left -= t->rows;
-    }
-    const uint32_t free_rows = left;
-    for (int pass = 0; pass < 2 && weights && left; pass++) {
-        for (uint32_t i = 0; i < n && left; i++) {
-            struct task *t = s->running[(s->turn + i) % n];
-            if (is_last_row(t))
-                continue;
-            uint64_t part =
-                pass ? left : (uint64_t)free_rows * t->share->weight / weights / t->share->prompts;
-            uint32_t more = rows_left(s, t) - t->rows;
-            part = part ? part : 1;
-            more = more < part ? more : (uint32_t)part;
-            more = more < left ? more : left;
-            t->rows += more;
-            left -= more;
-        }
-    }
 }
 
 static struct task *newest(const struct sched *s) {
@@ -696,7 +582,7 @@ static bool finish_step(struct sched *s, struct task *t, uint32_t rows, uint32_t
     t->rows = 0;
     share_run(t, length);
     const bool hit_point =
-        is_hit_point(s, t, length) && (length < t->n_prompt || has_room_for_state(s));
+        rows_end_at_point(s, t, length) && (length < t->n_prompt || has_room_for_state(s));
     if (is_stored(s, t) && (hit_point || (length - rows) / TILE_TOKENS != length / TILE_TOKENS))
         store(s, t, hit_point);
     if (length < t->n_tokens) {
@@ -714,9 +600,38 @@ static bool finish_step(struct sched *s, struct task *t, uint32_t rows, uint32_t
     return true;
 }
 
+/* Takes what the host has, into the pages that are prepared. Returns whether all rows of a task are
+ * there now, or it failed: then there may be something to run. */
+static bool fill_all(struct sched *s) {
+    bool some = false;
+    kvasir_error err;
+    for (uint32_t i = 0; i < s->n_running;) {
+        struct task *t = s->running[i];
+        const uint32_t rows = is_loading(t) ? t->rows : 0;
+        if (rows)
+            t->rows = 0;
+        if (rows && s->host.fill(s->host.user, t, rows, &err)) {
+            finish(s, t, END_FAILED, &err);
+            some = true;
+            continue;
+        }
+        some |= rows && !is_loading(t);
+        i++;
+    }
+    return some;
+}
+
 static void fail_all(struct sched *s, const kvasir_error *err) {
     while (s->n_running)
         finish(s, s->running[s->n_running - 1], END_FAILED, err);
+}
+
+/* Whether all running tasks, of which there are some, wait for rows of the host. */
+static bool all_load(const struct sched *s) {
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (!is_loading(s->running[i]))
+            return false;
+    return s->n_running > 0;
 }
 
 /* The parts of the next step: the tasks whose pages are prepared. */
@@ -746,9 +661,12 @@ kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
         admit_all(s);
         if (!s->n_running)
             return KVASIR_OK;
-        distribute_rows(s);
+        rows_distribute(s);
         prepare_all(s);
+        const bool again = fill_all(s);
         n = gather(s, rows);
+        if (!n && !again && all_load(s))
+            return KVASIR_OK;
     } while (!n);
     kvasir_status status = s->host.run(s->host.user, s->parts, n, err);
     if (status != KVASIR_OK) {

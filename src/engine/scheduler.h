@@ -34,6 +34,8 @@
  *   SCHED-8  A task whose turn it is waits while what the tiers have of its prompt is loaded;
  *            others pass it. Loads keep pages only as long as every running task could still have
  *            all that it may need, alone; if the oldest lacks room, finished loads give up theirs.
+ *   SCHED-9  Rows that the host has (from_host) get pages as all rows do, and no part in a step:
+ *            who computes never waits for them.
  */
 #ifndef KVASIR_ENGINE_SCHEDULER_H
 #define KVASIR_ENGINE_SCHEDULER_H
@@ -50,7 +52,8 @@ struct task {
     size_t salt_len;
     int32_t *tokens;         /* [cap]: the prompt, then what was generated */
     uint32_t n_prompt, cap;  /* cap: prompt and the longest answer */
-    bool detached;           /* the host makes its sequence; the tree neither finds nor stores it */
+    bool detached;           /* the tree neither finds nor stores it */
+    uint32_t from_host;      /* of a detached task: its first tokens' rows come from the host */
     bool no_store;           /* it may find stored prefixes; nothing of it is stored */
     bool pin;                /* what it stores is evicted after all else (tree_favour) */
     uint32_t ttl_seconds;    /* of what it stores, from when that is stored; 0: no limit */
@@ -87,9 +90,15 @@ enum task_end { END_COMPLETE, END_CANCELLED, END_FAILED };
 
 struct sched_host {
     void *user;
-    /* begin, admitted, logits and progress may be NULL. */
-    /* The sequence of a detached task; else an empty one. */
+    /* admitted, logits and progress may be NULL; the first four, if no task has from_host. */
+    /* The sequence of such a task, without its rows. */
     kvasir_status (*begin)(void *user, struct task *t, struct kv_seq **out, kvasir_error *err);
+    /* How many of the next rows `fill` has: whole pages, or all that are left. Never waits. */
+    uint32_t (*ready)(void *user, struct task *t);
+    /* Writes so many rows to pages that are prepared, and commits them. */
+    kvasir_status (*fill)(void *user, struct task *t, uint32_t rows, kvasir_error *err);
+    /* The sequence is going; begin may come again. */
+    void (*dropped)(void *user, struct task *t);
     /* The task is about to run, for the first time or after a preemption. */
     kvasir_status (*admitted)(void *user, struct task *t, kvasir_error *err);
     /* Runs the model over the parts' rows and commits them. */
@@ -131,8 +140,8 @@ void sched_submit(struct sched *s, struct task *t);
 void sched_cancel(struct sched *s, struct task *t);
 /* Between steps, if there are tiers: takes what their threads have done. */
 void sched_collect(struct sched *s, double now);
-/* One step. *rows: how many it had; 0: nobody runs, and nobody waits but for a load. An error is
- * the device's: all running tasks have ended with it. */
+/* One step. *rows: how many it had; 0: nobody runs or waits, but for rows that a tier or the host
+ * is to have. An error is the device's: all running tasks have ended with it. */
 kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err);
 
 struct sched_stats {

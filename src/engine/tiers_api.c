@@ -13,11 +13,7 @@
 
 /* By a thread of the tiers. */
 static void wake_engine(void *user) {
-    struct kvasir_engine *e = user;
-    pthread_mutex_lock(&e->mutex);
-    e->tiers_ready = true;
-    pthread_cond_signal(&e->wake);
-    pthread_mutex_unlock(&e->mutex);
+    engine_wake(user);
 }
 
 static void note(void *user, const char *line) {
@@ -37,7 +33,7 @@ static kvasir_status open_disk(struct kvasir_engine *e, const kvasir_engine_opti
                                struct tier **out, kvasir_error *err) {
     const struct tier_disk_options disk = {.dir = o->cache_dir,
                                            .limit_bytes = o->cache_disk_bytes,
-                                           .floor_bytes = (uint64_t)256 << 20,
+                                           .floor_bytes = TIER_DISK_FLOOR,
                                            .complain = note,
                                            .user = e};
     if (o->cache_disk_bytes < TIER_DISK_LEAST)
@@ -62,6 +58,7 @@ static kvasir_status open_remote(struct kvasir_engine *e, const kvasir_engine_op
                                               .connect_seconds = 0.5,
                                               .exchange_seconds = 5,
                                               .connections = 4,
+                                              .root_limit_bytes = o->cache_remote_tenant_bytes,
                                               .complain = note,
                                               .user = e};
     const kvasir_status status = tier_redis_create(&remote, out, err);
@@ -89,7 +86,7 @@ static kvasir_status find_context(const struct kvasir_engine *e, const kvasir_en
                                   struct tier_key *out, kvasir_error *err) {
     struct text_buf path = {0};
     struct tier_key checkpoint;
-    if (o->cache_dir && !text_printf(&path, "%s/identities", o->cache_dir))
+    if (o->cache_dir && !text_printf(&path, "%s/" TIER_DISK_IDENTITIES, o->cache_dir))
         return fail(err, KVASIR_ERR_MEMORY, "tiers: out of memory");
     kvasir_status status = checkpoint_identity(e->model, path.data, NULL, NULL, &checkpoint, err);
     if (status == KVASIR_OK)
@@ -125,6 +122,7 @@ kvasir_status engine_open_tiers(struct kvasir_engine *e, const kvasir_engine_opt
     }
     t.may_write = e->tiers_given ? t.may_write : weights_are_unchanged;
     t.wake = wake_engine;
+    t.complain = note;
     t.user = e;
     e->flush_seconds = o->cache_flush_seconds;
     return tiers_create(e->tree, &t, &e->tiers, err);
@@ -150,6 +148,10 @@ size_t kvasir_engine_get_tiers(kvasir_engine *e, kvasir_tier_stats *tiers, size_
                                            .write_failures = s.write_failures,
                                            .dropped = s.dropped,
                                            .read_seconds = s.read_seconds,
-                                           .down = s.down};
+                                           .down = s.down,
+                                           .hit_pages = s.hit_pages,
+                                           .loads = s.loads,
+                                           .loads_late = s.loads_late,
+                                           .loads_slow = s.loads_slow};
     return n;
 }

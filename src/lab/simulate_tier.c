@@ -189,9 +189,12 @@ static void remove_all(struct sim_tier *m) {
 }
 
 /* Nothing asks a replay to forget. */
-static bool sim_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
+static bool sim_forget(struct tier *t, struct tier_key context, const struct tier_key *roots,
+                       uint32_t n, const atomic_bool *stop) {
     (void)context;
-    (void)root;
+    (void)roots;
+    (void)n;
+    (void)stop;
     remove_all(of_base(t));
     return true;
 }

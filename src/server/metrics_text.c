@@ -241,6 +241,14 @@ static void tier_reads(struct metrics_page *p, const struct server_figures *f) {
 }
 
 static void tier_stores(struct metrics_page *p, const struct server_figures *f) {
+    TIER_FAMILY("kvasir_tier_store_hit_pages_total", "counter", whole, hit_pages,
+                "Pages of 64 tokens that hits had from the tier.");
+    TIER_FAMILY("kvasir_tier_store_loads_total", "counter", whole, loads,
+                "Loads that were begun with records of the tier.");
+    TIER_FAMILY("kvasir_tier_store_loads_late_total", "counter", whole, loads_late,
+                "Loads and questions that were given up while the tier was waited for.");
+    TIER_FAMILY("kvasir_tier_store_loads_slow_total", "counter", whole, loads_slow,
+                "Loads and questions that were not begun because computing is faster.");
     tier_reads(p, f);
     TIER_FAMILY("kvasir_tier_read_bytes_total", "counter", whole, read_bytes,
                 "Bytes of pages that were read.");

@@ -91,14 +91,16 @@ static json_t *cache_json(const struct server_figures *f) {
 
 static json_t *tier_json(const kvasir_tier_stats *t) {
     return json_pack("{s:s, s:o, s:o, s:o, s:{s:o, s:o, s:o, s:o}, s:o, s:f, s:o, s:o, s:o, s:o, "
-                     "s:b}",
+                     "s:b, s:o, s:o, s:o, s:o}",
                      "tier", t->name, "records", whole(t->records), "bytes", whole(t->bytes),
                      "limit_bytes", whole(t->limit_bytes), "reads", "ok", whole(t->reads),
                      "missing", whole(t->missing), "damaged", whole(t->damaged), "failed",
                      whole(t->failed), "read_bytes", whole(t->read_bytes), "read_seconds",
                      rounded(t->read_seconds, 3), "writes", whole(t->writes), "write_bytes",
                      whole(t->write_bytes), "write_failures", whole(t->write_failures),
-                     "dropped_records", whole(t->dropped), "down", t->down);
+                     "dropped_records", whole(t->dropped), "down", t->down, "hit_pages",
+                     whole(t->hit_pages), "loads", whole(t->loads), "loads_late",
+                     whole(t->loads_late), "loads_slow", whole(t->loads_slow));
 }
 
 static json_t *tiers_json(const struct server_figures *f) {

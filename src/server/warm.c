@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* warm.c: puts the prompts of a file into the cache after the start.
  *
- *     file --> prompts (tokens, salt)     all of them, before the server listens
+ *     file --> prompts (tokens, salt, life)   all of them, before the server listens
  *     thread:  wait until no client has a request open
  *              one prompt to the engine, with an answer of one token
  *              a request comes: cancel it; what was computed is stored; again from the wait
@@ -33,6 +33,8 @@ struct warm_prompt {
     int32_t *tokens; /* [n]; mem_free */
     size_t n;
     char *salt;
+    uint64_t ttl_seconds; /* 0: for ever */
+    bool pin;
     size_t line;
 };
 
@@ -90,10 +92,12 @@ static bool read_body(const struct server *s, const char *text, size_t len, stru
     return good;
 }
 
-/* Copies what is needed of the request. */
+/* Copies what is needed of the request. Whoever may give the file may pin: no key is asked for. */
 static bool keep(const struct warm *w, const struct api_request *r, struct warm_prompt *p) {
     const struct server_options *o = &w->server->options;
     p->n = r->engine.n_tokens;
+    p->ttl_seconds = r->engine.ttl_seconds;
+    p->pin = r->engine.pin;
     p->tokens = mem_calloc(p->n, sizeof *p->tokens);
     p->salt = server_salt(w->server, o->warm_key ? o->warm_key : "", r->engine.salt);
     if (!p->tokens || !p->salt)
@@ -109,6 +113,12 @@ static kvasir_status read_line(struct warm *w, const char *text, size_t len, siz
     struct api_error why;
     if (!read_body(w->server, text, len, &request, &why))
         return fail_line(err, line, why.text);
+    if (request.engine.no_store) {
+        api_request_free(&request);
+        return fail_line(err, line,
+                         "cache.no_store is not allowed here: prompts are stored; remove the line, "
+                         "or the member");
+    }
     struct warm_prompt p = {.line = line};
     const uint32_t most = w->server->most_prompt_tokens;
     bool good = keep(w, &request, &p) && ARRAY_GROW(w->prompts, w->cap, f->prompts + 1);
@@ -281,6 +291,8 @@ static kvasir_finish run_prompt(struct warm *w, const struct warm_prompt *p) {
     r.max_tokens = 1;
     r.sampling.temp = 0;
     r.salt = p->salt;
+    r.ttl_seconds = p->ttl_seconds;
+    r.pin = p->pin;
     r.on_event = on_event;
     r.user = w;
     w->ended = false;

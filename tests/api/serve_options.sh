@@ -343,6 +343,7 @@ s '--cache-remote-secret-file: the remote cache.s secret has 0 bytes' -m "$tiny"
     --cache-memory-mb 64 --cache-remote redis://127.0.0.1:$port1 --cache-remote-secret-file secret
 s '--cache-dir: not allowed with --no-prefix-cache' -m "$tiny" --cache-memory-mb 64 -q \
     --cache-dir store --no-prefix-cache
+s '--cache-remote-tenant-gb: only allowed with --cache-remote' -m "$tiny" --cache-remote-tenant-gb 1
 s '--cache-disk-gb: must be at least 16 MiB' -m "$tiny" --cache-memory-mb 64 -q \
     --cache-dir store --cache-disk-gb 0.01
 start_server "${small[@]}" --cache-dir store --cache-disk-gb 0.5 \

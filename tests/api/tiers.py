@@ -525,10 +525,22 @@ def test_remote_salts_and_lives():
             s.end()
 
 
+def test_remote_tenants():
+    """A salt gets no more than --cache-remote-tenant-gb and a record, whatever others have."""
+    with Redis() as redis:
+        flags = ["--cache-remote", f"redis://127.0.0.1:{redis.port}"]
+        with Server(model("llama"), *flags, "--cache-remote-tenant-gb", "0.000001") as s:
+            for i, salt in enumerate(({}, {"cache_salt": "a"}, {"cache_salt": "b"})):
+                s.answer(prompt(300, 97), **salt)
+                count = redis.settled()
+                check(count == 2 * (i + 1), "records and counters", count, salt)
+            s.end()
+
+
 TESTS = [test_restart, test_kill, test_other_weights, test_other_formats, test_damage, test_full,
          test_folders, test_forget, test_forget_salt, test_no_store_and_ttl]
 if REDIS:
-    TESTS += [test_remote, test_remote_and_disk, test_remote_salts_and_lives]
+    TESTS += [test_remote, test_remote_and_disk, test_remote_salts_and_lives, test_remote_tenants]
 
 
 def run(tests):

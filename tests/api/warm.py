@@ -93,6 +93,27 @@ def test_tier():
         s.end()
 
 
+def test_lives():
+    """A prompt is stored for its ttl, and pinned, as the line says."""
+    short, pinned, plain = prompt(300, 11), prompt(300, 12), prompt(300, 13)
+    flags = write("prompts", [{"prompt": pinned, "cache": {"pin": True}}, {"prompt": plain},
+                              {"prompt": short, "cache": {"ttl": 2}}])
+    with Server(model("llama"), *flags) as s:
+        wait(s, "done")
+        held = figure(s, "kvasir_cache_pinned_bytes")
+        check(held > 0, "nothing is pinned")
+        time.sleep(3)
+        check(s.answer(short, n=1)[0] == 0, "found after its ttl")
+        check(s.answer(plain, n=1)[0] == 299, "one without a ttl")
+        check(s.answer(pinned, n=1)[0] == 299, "one that is pinned")
+        check(figure(s, "kvasir_cache_pinned_bytes") == held, "pinned bytes changed")
+        s.end()
+    with Server(model("llama"), *write("prompts", [{"prompt": plain}])) as s:
+        wait(s, "done")
+        check(figure(s, "kvasir_cache_pinned_bytes") == 0, "pinned without a word")
+        s.end()
+
+
 def test_clients_first():
     """A request comes while prompts are computed: it is answered, and then they go on."""
     many = [prompt(2000, 20 + i) for i in range(40)]
@@ -143,6 +164,8 @@ def test_refusals():
                        ("line 2: prompt: ", '{"prompt": 5}'),
                        ("line 2: messages", '{"messages": 5}'),
                        ("line 2: cache_salt", '{"prompt": "x", "cache_salt": 1}'),
+                       ("line 2: cache.no_store", '{"prompt": [8], "cache": {"no_store": true}}'),
+                       ("line 2: cache", '{"prompt": [8], "cache": {"tll": 3}}'),
                        ("line 2: the prompt has 5000 tokens, at most [0-9]+ fit",
                         json.dumps({"prompt": prompt(5000, 1)}))]:
         refused_start("^kvasir serve: --warm-prompts: " + want, "--max-model-len", "4096",
@@ -157,7 +180,7 @@ def test_refusals():
 
 
 if __name__ == "__main__":
-    tests = [test_warm, test_tier, test_clients_first, test_full, test_refusals]
+    tests = [test_warm, test_tier, test_lives, test_clients_first, test_full, test_refusals]
     if os.path.exists(TALKING):
         tests.append(test_chat)
     else:

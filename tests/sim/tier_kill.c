@@ -62,7 +62,7 @@ static void child(struct world *w, int to, uint32_t n) {
             const uint32_t what = (uint32_t)(draw() % ROOTS);
             const struct tier_key root = world_root(what);
             say(to, FORGETTING, what);
-            w->tier->ops->forget(w->tier, world_context(what), &root);
+            w->tier->ops->forget(w->tier, world_context(what), &root, 1, NULL);
             say(to, FORGOTTEN, what);
         }
         if (draw() % 8 == 0 && n > 0)

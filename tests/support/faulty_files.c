@@ -162,6 +162,11 @@ static int faulty_remove(const struct tier_files *files, const char *path) {
     return f->lose_removes ? 0 : TIER_REAL_FILES.remove(files, path);
 }
 
+static int faulty_check_owner(const struct tier_files *files, int fd) {
+    const int error = of(files)->owner_error;
+    return error ? -error : TIER_REAL_FILES.check_owner(files, fd);
+}
+
 static int faulty_make_folder(const struct tier_files *files, const char *path) {
     return TIER_REAL_FILES.make_folder(files, path);
 }
@@ -195,6 +200,7 @@ void faulty_files_init(struct faulty_files *f) {
         .sync = faulty_sync,
         .truncate = faulty_truncate,
         .size = faulty_size,
+        .check_owner = faulty_check_owner,
         .remove = faulty_remove,
         .make_folder = faulty_make_folder,
         .list = faulty_list,

@@ -12,7 +12,7 @@ struct faulty_files {
     struct tier_files base; /* first: what tier_disk_options.files gets */
     /* errno values; 0: none */
     int open_error, read_error, write_error, sync_error, truncate_error, size_error, remove_error,
-        list_error, lock_error;
+        list_error, lock_error, owner_error;
     uint64_t room;       /* so many bytes may still be written, then -ENOSPC; UINT64_MAX */
     uint64_t free_bytes; /* of the file system; UINT64_MAX: the real ones */
     size_t short_reads;  /* the most bytes of one read or write; 0: all */

@@ -54,13 +54,24 @@ struct faulty_store *faulty_store_create(uint64_t seed) {
     return s;
 }
 
-void faulty_store_destroy(struct faulty_store *s) {
+static void free_records(struct faulty_store *s) {
     while (s && s->first) {
         struct record *r = s->first;
         s->first = r->next;
         free(r);
     }
+}
+
+void faulty_store_destroy(struct faulty_store *s) {
+    free_records(s);
     free(s);
+}
+
+void faulty_store_clear(struct faulty_store *s) {
+    pthread_mutex_lock(&s->mutex);
+    free_records(s);
+    s->records = 0;
+    pthread_mutex_unlock(&s->mutex);
 }
 
 /* ---- faults ---------------------------------------------------------------------------------- */
@@ -188,8 +199,10 @@ static void faulty_find(struct tier *base, const struct tier_place *place,
 
 static void faulty_read(struct tier *base, struct tier_read *reads, uint32_t n, double deadline) {
     (void)deadline;
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
         read_one(faulty(base), &reads[i]);
+        record_ended(&reads[i]);
+    }
 }
 
 static bool faulty_write(struct tier *base, const struct record_head *head, const void *payload) {
@@ -220,13 +233,17 @@ static void faulty_drop(struct tier *base, const struct tier_place *place, struc
     faults_dropped++;
 }
 
-static bool faulty_forget(struct tier *base, struct tier_key context, const struct tier_key *root) {
+static bool faulty_forget(struct tier *base, struct tier_key context, const struct tier_key *roots,
+                          uint32_t n, const atomic_bool *stop) {
     struct faulty_store *s = faulty(base)->store;
+    (void)stop;
     pthread_mutex_lock(&s->mutex);
     for (struct record **at = &s->first; *at;) {
         struct record *r = *at;
-        if (tier_key_equal(r->head.context, context) &&
-            (!root || tier_key_equal(r->head.root, *root))) {
+        bool named = n == 0;
+        for (uint32_t i = 0; i < n; i++)
+            named |= tier_key_equal(r->head.root, roots[i]);
+        if (named && tier_key_equal(r->head.context, context)) {
             *at = r->next;
             free(r);
             s->records--;

@@ -26,6 +26,7 @@ extern const char *const FAULT_NAMES[FAULTS];
 struct faulty_store;
 struct faulty_store *faulty_store_create(uint64_t seed);
 void faulty_store_destroy(struct faulty_store *s);
+void faulty_store_clear(struct faulty_store *s); /* all records are gone */
 /* Every nth read has a fault; 0: none has. slow_ms: of FAULT_SLOW. */
 struct tier *faulty_tier_open(struct faulty_store *s, bool instant, uint32_t every,
                               uint32_t slow_ms);

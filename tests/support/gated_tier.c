@@ -30,21 +30,30 @@ static void gated_find(struct tier *t, const struct tier_place *place, const str
     pass(p, GATE_FIND);
     gated(t)->below->ops->find(gated(t)->below, place, keys, n, have, deadline);
     pthread_mutex_lock(&p->mutex);
+    for (uint32_t i = 0; i < n && p->down; i++)
+        have[i] = false;
     p->finds++;
+    p->found_keys += n;
     pthread_mutex_unlock(&p->mutex);
 }
 
 static void gated_read(struct tier *t, struct tier_read *reads, uint32_t n, double deadline) {
     struct place *p = gated(t)->place;
     for (uint32_t i = 0; i < n; i++) {
+        void (*const ended)(struct tier_read *) = reads[i].ended;
+        reads[i].ended = NULL;
         gated(t)->below->ops->read(gated(t)->below, &reads[i], 1, deadline);
+        reads[i].ended = ended;
         if (reads[i].result != TIER_OK || reads[i].head.number >= p->read_from)
             pass(p, GATE_READ);
         pthread_mutex_lock(&p->mutex);
+        if (reads[i].result == TIER_OK && p->damages && reads[i].head.number >= p->read_from)
+            reads[i].result = TIER_DAMAGED;
         p->reads++;
         if (reads[i].result == TIER_OK && reads[i].head.kind == RECORD_PAGE)
             p->read_by_bits[reads[i].head.k.bits % 9]++;
         pthread_mutex_unlock(&p->mutex);
+        record_ended(&reads[i]);
     }
 }
 
@@ -68,25 +77,44 @@ static bool gated_write(struct tier *t, const struct record_head *head, const vo
 
 static void gated_drop(struct tier *t, const struct tier_place *place, struct tier_key key) {
     struct place *p = gated(t)->place;
+    pass(p, GATE_DROP);
     gated(t)->below->ops->drop(gated(t)->below, place, key);
     pthread_mutex_lock(&p->mutex);
     p->drops++;
     pthread_mutex_unlock(&p->mutex);
 }
 
-static bool forget_fails(struct place *p) {
+static bool forget_fails(struct place *p, uint32_t roots) {
     pthread_mutex_lock(&p->mutex);
     p->forgets++;
+    p->forgotten_roots += roots;
+    p->forgotten_alls += roots == 0;
     const bool fails = p->forget_fails > 0;
     p->forget_fails -= fails;
     pthread_mutex_unlock(&p->mutex);
     return fails;
 }
 
-static bool gated_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
-    pass(gated(t)->place, GATE_FORGET);
-    return !forget_fails(gated(t)->place) &&
-           gated(t)->below->ops->forget(gated(t)->below, context, root);
+/* As pass. False: it was stopped at the gate. */
+static bool pass_or_stop(struct place *p, const atomic_bool *stop) {
+    pthread_mutex_lock(&p->mutex);
+    p->at[GATE_FORGET]++;
+    pthread_cond_broadcast(&p->changed);
+    while (p->closed[GATE_FORGET] && !(stop && atomic_load(stop))) {
+        pthread_mutex_unlock(&p->mutex);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        pthread_mutex_lock(&p->mutex);
+    }
+    p->at[GATE_FORGET]--;
+    const bool passed = !p->closed[GATE_FORGET];
+    pthread_mutex_unlock(&p->mutex);
+    return passed;
+}
+
+static bool gated_forget(struct tier *t, struct tier_key context, const struct tier_key *roots,
+                         uint32_t n, const atomic_bool *stop) {
+    return pass_or_stop(gated(t)->place, stop) && !forget_fails(gated(t)->place, n) &&
+           gated(t)->below->ops->forget(gated(t)->below, context, roots, n, stop);
 }
 
 static void gated_rest(struct tier *t) {
@@ -94,7 +122,12 @@ static void gated_rest(struct tier *t) {
 }
 
 static void gated_stats(struct tier *t, struct tier_stats *out) {
+    struct place *p = gated(t)->place;
     gated(t)->below->ops->stats(gated(t)->below, out);
+    pthread_mutex_lock(&p->mutex);
+    out->down = p->down;
+    out->limit_bytes = p->limit_bytes;
+    pthread_mutex_unlock(&p->mutex);
 }
 
 static void gated_destroy(struct tier *t) {

@@ -8,7 +8,7 @@
 
 #include "faulty_tier.h"
 
-enum gate { GATE_FIND, GATE_READ, GATE_WRITE, GATE_FORGET, GATES };
+enum gate { GATE_FIND, GATE_READ, GATE_WRITE, GATE_FORGET, GATE_DROP, GATES };
 
 /* Records that outlive engines, and what a test says about how they are reached. */
 struct place {
@@ -16,13 +16,17 @@ struct place {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     bool closed[GATES];
-    uint32_t read_from; /* GATE_READ is for pages from this number on */
-    uint32_t at[GATES]; /* calls that wait at a gate */
-    uint32_t finds, reads, read_by_bits[9], writes, written_by_bits[9], drops;
+    uint32_t read_from;         /* GATE_READ is for pages from this number on */
+    bool damages;               /* those are damaged */
+    uint32_t at[GATES];         /* calls that wait at a gate */
+    uint32_t finds, found_keys; /* that were asked for */
+    uint32_t reads, read_by_bits[9], writes, written_by_bits[9], drops;
     uint32_t tries;               /* to write */
     uint32_t fails, forget_fails; /* so many writes and forgets are to fail */
-    uint32_t forgets;
-    uint64_t expires; /* of the last record that was written */
+    uint32_t forgets, forgotten_roots, forgotten_alls;
+    bool down;            /* its figures say so, and it finds nothing */
+    uint64_t limit_bytes; /* likewise, what they say */
+    uint64_t expires;     /* of the last record that was written */
 };
 
 struct place *place_new(void);

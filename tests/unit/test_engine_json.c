@@ -48,7 +48,7 @@ static int set_up(void **state) {
     for (int32_t id = 0; id < VOCAB; id++)
         for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
             if (piece_is(id, ends[i]))
-                bias[n_bias++] = (kvasir_logit_bias){id, 17};
+                bias[n_bias++] = (kvasir_logit_bias){id, 12};
     return n_bias < 3;
 }
 
@@ -179,6 +179,7 @@ static void check_same(uint32_t n, bool preempt) {
     kvasir_engine_options o = options();
     struct answer *alone[REQUESTS], *beside[REQUESTS];
     kvasir_engine_stats s;
+    o.cache_memory_bytes = 2 << 20;
     for (int i = 0; i < REQUESTS; i++) { /* each in its own engine */
         kvasir_engine *e = answers_engine(model, &o);
         alone[i] = request(i, MOST);
@@ -189,14 +190,20 @@ static void check_same(uint32_t n, bool preempt) {
     }
     o.context.prefill_chunk = preempt ? 48 : 20;
     o.no_prefix_cache = preempt;
+    o.cache_memory_bytes = 64 << 20;
     if (preempt)
-        o.cache_memory_bytes = s.fixed_bytes + (220 << 10);
+        o.cache_memory_bytes = s.fixed_bytes + (300 << 10);
     kvasir_engine *e = answers_engine(model, &o);
+    answers_hold();
     for (int i = 0; i < REQUESTS; i++) {
         beside[i] = request(i, MOST);
         beside[i]->request.n = n;
+        beside[i]->hold_at = i == 0; /* until all are waiting */
         need(answer_submit(e, beside[i], &err));
+        if (i == 0)
+            answer_wait_held();
     }
+    answers_release();
     for (int i = 0; i < REQUESTS; i++) {
         answer_wait(beside[i]);
         expect_same(alone[i], beside[i]);

@@ -253,7 +253,11 @@ static void have_two_tiers(void) {
                                            .failed = 14,
                                            .write_failures = 15,
                                            .dropped = 16,
-                                           .read_seconds = 0.25};
+                                           .read_seconds = 0.25,
+                                           .hit_pages = 17,
+                                           .loads = 18,
+                                           .loads_late = 19,
+                                           .loads_slow = 20};
     figures.tiers[1] = (kvasir_tier_stats){.name = "remote", .down = true};
 }
 
@@ -285,6 +289,11 @@ static void test_tiers(void **state) {
     assert_true(value("kvasir_tier_write_failures_total{tier=\"disk\"}") == 15);
     assert_true(value("kvasir_tier_dropped_records_total{tier=\"disk\"}") == 16);
     assert_true(value("kvasir_tier_records{tier=\"disk\"}") == 50);
+    assert_true(value("kvasir_tier_store_hit_pages_total{tier=\"disk\"}") == 17);
+    assert_true(value("kvasir_tier_store_loads_total{tier=\"disk\"}") == 18);
+    assert_true(value("kvasir_tier_store_loads_late_total{tier=\"disk\"}") == 19);
+    assert_true(value("kvasir_tier_store_loads_slow_total{tier=\"disk\"}") == 20);
+    assert_true(value("kvasir_tier_store_loads_total{tier=\"remote\"}") == 0);
     assert_true(value("kvasir_tier_bytes{tier=\"disk\"}") == (double)(1ull << 40));
     assert_true(value("kvasir_tier_limit_bytes{tier=\"disk\"}") == (double)(3ull << 40));
     assert_true(value("kvasir_tier_down{tier=\"disk\"}") == 0);
@@ -747,6 +756,8 @@ static void test_an_engine_with_a_store(void **state) {
         assert_true(value("kvasir_tier_down{tier=\"disk\"}") == 0);
         assert_true(value("kvasir_tier_loads_total") == round);
         assert_true(value("kvasir_tier_hit_tokens_total") == 128 * round);
+        assert_true(value("kvasir_tier_store_hit_pages_total{tier=\"disk\"}") == 2 * round);
+        assert_true(value("kvasir_tier_store_loads_total{tier=\"disk\"}") == round);
         assert_true((value("kvasir_tier_reads_total{tier=\"disk\",result=\"ok\"}") > 0) ==
                     (round > 0));
         assert_true(value("kvasir_tier_reads_total{tier=\"disk\",result=\"damaged\"}") == 0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The shared tier on a cluster of three redis-servers, which the test starts: slots that move while
- * records are read (ASK, then MOVED), forgetting on all nodes, a node that dies. Skipped without
- * redis-server 7 or valkey-server. */
+ * records are read (ASK, then MOVED), forgetting on all nodes, a node whose replica takes over, a
+ * node that dies. Skipped without redis-server 7 or valkey-server. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,9 +18,9 @@
 /* Last: cmocka has a macro `fail`. */
 #include <cmocka.h>
 
-enum { NODES = 3, N = 60, BYTES = 8192 };
+enum { NODES = 3, REPLICA = NODES, N = 60, BYTES = 8192 };
 static const uint8_t secret[] = "a secret of some thirty bytes...";
-static struct redis_server nodes[NODES];
+static struct redis_server nodes[NODES + 1]; /* the last one only for test_failover */
 static char ids[NODES][64];
 static bool made;
 static struct test_record records[N]; /* of two roots */
@@ -115,7 +115,7 @@ static int start(void **state) {
 
 static int stop(void **state) {
     (void)state;
-    for (int i = 0; i < NODES; i++)
+    for (int i = 0; i <= REPLICA; i++)
         redis_server_remove(&nodes[i]);
     for (int i = 0; i < N; i++)
         record_free(&records[i]);
@@ -206,12 +206,18 @@ static void *reader(void *user) {
     return NULL;
 }
 
+/* Of record i. */
+static long long slot_of(struct tier *t, int i, char name[NAME_BYTES]) {
+    const struct tier_place place = record_place(&records[i]);
+    seal_name(&((struct redis_tier *)t)->seal, &place, records[i].head.key, name);
+    return ask(0, NULL, 0, "CLUSTER KEYSLOT %s", name);
+}
+
 /* The slot of record i goes from its node to the next, with a stop half-way. */
 static void move_slot(struct tier *t, int i, bool whole) {
     char name[NAME_BYTES];
     const struct tier_place place = record_place(&records[i]);
-    seal_name(&((struct redis_tier *)t)->seal, &place, records[i].head.key, name);
-    const long long slot = ask(0, NULL, 0, "CLUSTER KEYSLOT %s", name);
+    const long long slot = slot_of(t, i, name);
     const int from = (int)(slot * NODES / SLOTS), to = (from + 1) % NODES;
     ask(to, NULL, 0, "CLUSTER SETSLOT %lld IMPORTING %s", slot, ids[from]);
     ask(from, NULL, 0, "CLUSTER SETSLOT %lld MIGRATING %s", slot, ids[to]);
@@ -256,7 +262,7 @@ static void test_forget(void **state) {
     long long before[NODES], left = 0;
     for (int i = 0; i < NODES; i++)
         before[i] = ask(i, NULL, 0, "DBSIZE");
-    t->ops->forget(t, records[0].head.context, &records[0].head.root);
+    t->ops->forget(t, records[0].head.context, &records[0].head.root, 1, NULL);
     for (int i = 0; i < NODES; i++) { /* each had some of this root, and of the other */
         const long long after = ask(i, NULL, 0, "DBSIZE");
         assert_true(after > 0 && after < before[i]);
@@ -266,7 +272,7 @@ static void test_forget(void **state) {
     assert_int_equal(find_all(t), N / 2);
     for (int i = 0; i < N; i++)
         assert_int_equal(record_found(t, &records[i]), i % 2);
-    t->ops->forget(t, records[0].head.context, NULL);
+    t->ops->forget(t, records[0].head.context, NULL, 0, NULL);
     for (int i = 0; i < NODES; i++)
         assert_int_equal(ask(i, NULL, 0, "DBSIZE"), 0);
     assert_int_equal(stats(t).dropped, N);
@@ -280,6 +286,70 @@ static void test_database(void **state) {
     for (int i = 0; i < 4; i++)
         assert_int_equal(record_fetch(t, &records[0], soon()), TIER_FAILED);
     assert_int_equal(atomic_load(&complaints), 1);
+    t->ops->destroy(t);
+}
+
+/* Whether all masters know that node 1 has a replica, which has all of its records. */
+static bool replica_is_ready(void) {
+    char text[4096], of[80];
+    bool good = ask(REPLICA, NULL, 0, "DBSIZE") == ask(1, NULL, 0, "DBSIZE");
+    snprintf(of, sizeof of, "slave %s", ids[1]);
+    for (int i = 0; i < NODES; i++) {
+        ask(i, text, sizeof text, "CLUSTER NODES");
+        good = good && strstr(text, of);
+    }
+    return good;
+}
+
+static void start_replica(void) {
+    nodes[REPLICA].cluster = true;
+    assert_true(redis_server_start(&nodes[REPLICA], NULL));
+    ask(REPLICA, NULL, 0, "CLUSTER MEET 127.0.0.1 %d %d", nodes[0].port, nodes[0].bus_port);
+    ask(1, NULL, 0, "CONFIG SET repl-diskless-sync-delay 0");
+    char text[4096] = "";
+    for (int i = 0; i < 1000 && !strstr(text, "master_link_status:up"); i++) { /* 10 s */
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+        ask(REPLICA, text, sizeof text, "CLUSTER NODES");
+        if (strstr(text, ids[1]) && !strstr(text, "slave"))
+            ask(REPLICA, NULL, 0, "CLUSTER REPLICATE %s", ids[1]);
+        ask(REPLICA, text, sizeof text, "INFO replication");
+    }
+    for (int i = 0; i < 1000; i++) {
+        if (replica_is_ready())
+            return;
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+    fail_msg("node 1 has got no replica");
+}
+
+/* A node dies and its replica takes over: nobody sends a MOVED for its slots. */
+static void test_failover(void **state) {
+    (void)state;
+    NEEDS_CLUSTER();
+    struct tier *t = make(0, "");
+    char name[NAME_BYTES];
+    for (int i = 0; i < NODES; i++) /* what test_moving left half-way */
+        ask(i, NULL, 0, "CLUSTER SETSLOT %lld STABLE", slot_of(t, 9, name));
+    for (int i = 0; i < N; i++)
+        assert_true(t->ops->write(t, &records[i].head, records[i].payload));
+    start_replica();
+    assert_int_equal(read_all(t), N);
+    redis_server_kill(&nodes[1]);
+    assert_in_range(read_all(t), 1, N - 1);
+    ask(REPLICA, NULL, 0, "CLUSTER FAILOVER TAKEOVER");
+    int there = 0;
+    for (int i = 0; i < 100 && there < N; i++) { /* 10 s */
+        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+        there = read_all(t);
+    }
+    assert_int_equal(there, N);
+    assert_int_equal(find_all(t), N);
+    const struct tier_place place = record_place(&records[0]);
+    for (int i = 0; i < N; i++) {
+        t->ops->drop(t, &place, records[i].head.key);
+        assert_true(t->ops->write(t, &records[i].head, records[i].payload));
+    }
+    assert_false(stats(t).down);
     t->ops->destroy(t);
 }
 
@@ -303,7 +373,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slots),    cmocka_unit_test(test_all_nodes),
         cmocka_unit_test(test_moving),   cmocka_unit_test(test_forget),
-        cmocka_unit_test(test_database), cmocka_unit_test(test_death),
+        cmocka_unit_test(test_database), cmocka_unit_test(test_failover),
+        cmocka_unit_test(test_death),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -106,6 +106,59 @@ static void test_restart(void **state) {
     world_end(&w);
 }
 
+static void expect_unsafe(struct world *w, const char *words, const char *path) {
+    kvasir_error err = {0};
+    uint64_t before, after;
+    struct tier *tier;
+    assert_int_equal(tier_disk_create(&w->options, &tier, &err), KVASIR_ERR_IO);
+    assert_non_null(strstr(err.text, words));
+    assert_memory_equal(err.text, path, strlen(path));
+    assert_int_equal(tier_folder_compact(w->dir, 0, &w->files.base, &before, &after, &err),
+                     KVASIR_ERR_IO);
+    assert_non_null(strstr(err.text, words));
+    assert_int_equal(w->files.open_files, 0);
+}
+
+/* Whoever can write there can make valid sums: the start is refused. */
+static void test_writers(void **state) {
+    static const mode_t FOREIGN[] = {0020, 0002};
+    struct world w;
+    char identities[128], lock[128];
+    (void)state;
+    world_make(&w);
+    world_open(&w);
+    write_all(&w, 0, 20);
+    world_close(&w);
+    snprintf(identities, sizeof identities, "%s/identities", w.dir);
+    close(open(identities, O_CREAT | O_WRONLY, 0600));
+    const char *paths[] = {w.dir, world_file(&w, 1), identities};
+    for (size_t i = 0; i < 3; i++) {
+        const mode_t mode = mode_of(paths[i]);
+        for (size_t m = 0; m < 2; m++) {
+            assert_int_equal(chmod(paths[i], mode | FOREIGN[m]), 0);
+            expect_unsafe(&w, "can be written to by other users", paths[i]);
+        }
+        assert_int_equal(chmod(paths[i], mode | 0055), 0); /* others may read: their business */
+        world_open(&w);
+        assert_int_equal(count_good(&w, 0, 20), 20);
+        world_close(&w);
+        assert_int_equal(chmod(paths[i], mode), 0);
+        if (geteuid() != 0)
+            continue;
+        assert_int_equal(chown(paths[i], 12345, (gid_t)-1), 0);
+        expect_unsafe(&w, "belongs to another user", paths[i]);
+        assert_int_equal(chown(paths[i], 0, (gid_t)-1), 0);
+    }
+    w.files.owner_error = EPERM;
+    expect_unsafe(&w, "belongs to another user", w.dir);
+    w.files.owner_error = 0;
+    snprintf(lock, sizeof lock, "%s/lock", w.dir); /* a link elsewhere */
+    assert_int_equal(unlink(identities), 0);
+    assert_int_equal(symlink(lock, identities), 0);
+    expect_unsafe(&w, "remove it", identities);
+    world_end(&w);
+}
+
 /* Short reads and writes of the system are no errors. */
 static void test_short_calls(void **state) {
     struct world w;
@@ -667,15 +720,25 @@ static void test_errors_at_the_end(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_write_read_find),      cmocka_unit_test(test_restart),
-        cmocka_unit_test(test_short_calls),          cmocka_unit_test(test_expired),
-        cmocka_unit_test(test_two_openers),          cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_cut_anywhere),         cmocka_unit_test(test_flip_anywhere),
-        cmocka_unit_test(test_lost_heads),           cmocka_unit_test(test_damage_while_running),
-        cmocka_unit_test(test_lost_and_torn_writes), cmocka_unit_test(test_reordered_writes),
-        cmocka_unit_test(test_foreign_files),        cmocka_unit_test(test_any_damage),
-        cmocka_unit_test(test_read_errors),          cmocka_unit_test(test_slow_reads),
-        cmocka_unit_test(test_write_errors),         cmocka_unit_test(test_full_in_a_record),
+        cmocka_unit_test(test_write_read_find),
+        cmocka_unit_test(test_restart),
+        cmocka_unit_test(test_writers),
+        cmocka_unit_test(test_short_calls),
+        cmocka_unit_test(test_expired),
+        cmocka_unit_test(test_two_openers),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_cut_anywhere),
+        cmocka_unit_test(test_flip_anywhere),
+        cmocka_unit_test(test_lost_heads),
+        cmocka_unit_test(test_damage_while_running),
+        cmocka_unit_test(test_lost_and_torn_writes),
+        cmocka_unit_test(test_reordered_writes),
+        cmocka_unit_test(test_foreign_files),
+        cmocka_unit_test(test_any_damage),
+        cmocka_unit_test(test_read_errors),
+        cmocka_unit_test(test_slow_reads),
+        cmocka_unit_test(test_write_errors),
+        cmocka_unit_test(test_full_in_a_record),
         cmocka_unit_test(test_errors_at_the_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

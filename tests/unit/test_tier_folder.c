@@ -66,7 +66,7 @@ static void test_walk(void **state) {
     for (uint32_t n = 0; n < 40; n++)
         assert_true(world_write(&w, n));
     const struct tier_key root = world_root(3);
-    w.tier->ops->forget(w.tier, world_context(3), &root); /* 5 records */
+    w.tier->ops->forget(w.tier, world_context(3), &root, 1, NULL); /* 5 records */
     struct record_head head = world_record(3, &payload);
     assert_true(w.tier->ops->write(w.tier, &head, payload)); /* again, and valid */
     w.tier->ops->drop(w.tier, NULL, head.key);
@@ -156,7 +156,7 @@ static void test_compact(void **state) {
     assert_int_equal(tier_folder_compact(w.dir, 0, NULL, &before, &after, &err), KVASIR_ERR_BUSY);
     for (uint32_t n = 0; n < 300; n++)
         assert_true(world_write(&w, n));
-    w.tier->ops->forget(w.tier, world_context(1), NULL);
+    w.tier->ops->forget(w.tier, world_context(1), NULL, 0, NULL);
     for (uint32_t n = 300; n < 400; n++)
         assert_true(world_write(&w, n));
     world_close(&w);
@@ -186,7 +186,7 @@ static void test_compact(void **state) {
     /* a full disk: nothing is lost */
     w.options.limit_bytes = 4 * TIER_DISK_LEAST;
     world_open(&w);
-    w.tier->ops->forget(w.tier, world_context(2), NULL);
+    w.tier->ops->forget(w.tier, world_context(2), NULL, 0, NULL);
     world_close(&w);
     const unsigned records = walk(&w, false).states[FOLDER_RECORD];
     w.files.room = 1 << 20;
@@ -197,6 +197,90 @@ static void test_compact(void **state) {
     assert_int_equal(s.states[FOLDER_RECORD], records);
     assert_int_equal(s.states[FOLDER_DAMAGED], 0);
     world_end(&w);
+}
+
+/* Files that are larger than those of the limit now, and not enough room to copy one of them. */
+static void test_compact_smaller_files(void **state) {
+    struct world w;
+    uint64_t before, after;
+    kvasir_error err;
+    uint32_t n = 0, found = 0, lost = 0;
+    (void)state;
+    world_make(&w);
+    w.options.limit_bytes = 4 * TIER_DISK_LEAST;
+    w.options.segment_bytes = 4 << 20;
+    world_open(&w);
+    while (world_size(&w) < TIER_DISK_LEAST - (5 << 19))
+        assert_true(world_write(&w, n++));
+    w.tier->ops->forget(w.tier, world_context(1), NULL, 0, NULL);
+    world_close(&w);
+    assert_true(world_size(&w) < TIER_DISK_LEAST - (2 << 20)); /* all files stay at the start */
+    assert_int_equal(tier_folder_compact(w.dir, TIER_DISK_LEAST, NULL, &before, &after, &err),
+                     KVASIR_OK);
+    assert_true(after < before && world_size(&w) < after + 4096);
+    const struct seen s = walk(&w, true);
+    for (int i = FOLDER_OLDER; i < FOLDER_STATES; i++)
+        assert_int_equal(s.states[i], 0);
+    w.options.segment_bytes = 0;
+    w.options.limit_bytes = TIER_DISK_LEAST;
+    world_open(&w);
+    const uint32_t first_file = n / 3; /* and more: there are more than three */
+    for (uint32_t i = 0; i < n; i++) {
+        const enum tier_result result = world_read(&w, i);
+        assert_true(result == (i % 4 == 1 ? TIER_MISSING : TIER_OK) || result == TIER_MISSING);
+        found += result == TIER_OK;
+        lost += result != TIER_OK && i % 4 != 1;
+        assert_true(result == TIER_OK || i % 4 == 1 || i < first_file); /* the oldest only */
+    }
+    assert_int_equal(found, s.states[FOLDER_RECORD]);
+    assert_in_range(lost, 1, first_file / 2); /* of the first file, what did not fit */
+    world_end(&w);
+}
+
+/* Nothing is free above the floor: space is freed all the same, without writing. */
+static void test_compact_full(void **state) {
+    struct world w;
+    uint64_t before, after;
+    kvasir_error err;
+    (void)state;
+    world_make(&w);
+    world_open(&w);
+    for (uint32_t n = 0; n < 200; n++)
+        assert_true(world_write(&w, n));
+    w.tier->ops->forget(w.tier, world_context(1), NULL, 0, NULL);
+    for (uint32_t n = 200; n < 300; n++)
+        assert_true(world_write(&w, n));
+    world_close(&w);
+    w.files.free_bytes = TIER_DISK_FLOOR;
+    w.files.room = 100; /* for the lock */
+    assert_int_equal(tier_folder_compact(w.dir, 0, &w.files.base, &before, &after, &err),
+                     KVASIR_OK);
+    assert_true(after < before / 2);
+    w.files.free_bytes = w.files.room = UINT64_MAX;
+    world_open(&w);
+    assert_true(world_find(&w, 299)); /* in a file without anything that was forgotten */
+    assert_false(world_find(&w, 1));
+    world_end(&w);
+}
+
+/* A damaged record of what is forgotten: the footer says it, too; without one it is lost. */
+static void test_damaged_forget(void **state) {
+    (void)state;
+    for (int killed = 0; killed < 2; killed++) {
+        struct world w;
+        world_make(&w);
+        world_open(&w);
+        for (uint32_t n = 0; n < 8; n++)
+            assert_true(world_write(&w, n));
+        const uint64_t at = ((struct tier_disk *)(void *)w.tier)->end;
+        w.tier->ops->forget(w.tier, world_context(1), NULL, 0, NULL);
+        killed ? world_kill(&w) : world_close(&w);
+        world_flip(&w, 1, at + 70);
+        world_open(&w);
+        assert_int_equal(world_find(&w, 1), killed);
+        assert_true(world_find(&w, 2));
+        world_end(&w);
+    }
 }
 
 static void test_clear(void **state) {
@@ -283,8 +367,15 @@ static void test_lab(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_walk),    cmocka_unit_test(test_verify), cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_compact), cmocka_unit_test(test_clear),  cmocka_unit_test(test_lab),
+        cmocka_unit_test(test_walk),
+        cmocka_unit_test(test_verify),
+        cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_compact),
+        cmocka_unit_test(test_compact_smaller_files),
+        cmocka_unit_test(test_compact_full),
+        cmocka_unit_test(test_damaged_forget),
+        cmocka_unit_test(test_clear),
+        cmocka_unit_test(test_lab),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -145,12 +145,12 @@ static void test_forget(void **state) {
     }
     t->ops->rest(t);
     assert_false(record_found(t, &r[3]));
-    t->ops->forget(t, r[0].head.context, &r[0].head.root);
+    t->ops->forget(t, r[0].head.context, &r[0].head.root, 1, NULL);
     assert_false(record_found(t, &r[0]) || record_found(t, &r[2]));
     assert_true(record_found(t, &r[1]));
-    t->ops->forget(t, test_key(8, 8), NULL);
+    t->ops->forget(t, test_key(8, 8), NULL, 0, NULL);
     assert_true(record_found(t, &r[1]));
-    t->ops->forget(t, r[1].head.context, NULL);
+    t->ops->forget(t, r[1].head.context, NULL, 0, NULL);
     assert_false(record_found(t, &r[1]));
     assert_int_equal(stats(t).records, 0);
     assert_int_equal(stats(t).bytes, 0);
@@ -171,7 +171,7 @@ static void *work(void *user) {
         if (i % 17 == 0)
             t->ops->drop(t, &place, r.head.key);
         if (i % 101 == 0)
-            t->ops->forget(t, r.head.context, NULL);
+            t->ops->forget(t, r.head.context, NULL, 0, NULL);
         stats(t);
         record_free(&r);
     }

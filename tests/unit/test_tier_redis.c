@@ -214,7 +214,7 @@ static void test_nobody(void **state) {
     for (int i = 0; i < 1000; i++)
         assert_false(record_found(t, &a));
     assert_true(clock_seconds() - start < 0.5);
-    t->ops->forget(t, a.head.context, NULL);
+    t->ops->forget(t, a.head.context, NULL, 0, NULL);
     assert_int_equal(said("may not have forgotten"), 1);
     t->ops->destroy(t);
     record_free(&a);
@@ -307,7 +307,7 @@ static void round_trip(bool with_secret) {
     assert_int_equal(stats(t).dropped, 1);
     t->ops->find(t, &place, keys, 0, have, soon());
     t->ops->read(t, reads, 0, soon());
-    t->ops->forget(t, place.context, NULL);
+    t->ops->forget(t, place.context, NULL, 0, NULL);
     t->ops->destroy(t);
     for (int i = 0; i < N; i++) {
         record_free(&r[i]);
@@ -349,7 +349,7 @@ static void test_lifetimes(void **state) {
         assert_true(cases[i].ttl == 0  ? ttl == -2
                     : cases[i].ttl < 0 ? ttl == -1
                                        : ttl <= cases[i].ttl && ttl >= cases[i].ttl - 2);
-        t->ops->forget(t, r.head.context, NULL);
+        t->ops->forget(t, r.head.context, NULL, 0, NULL);
         t->ops->destroy(t);
         record_free(&r);
     }
@@ -371,11 +371,28 @@ static void test_forget(void **state) {
     ask("EVAL %s 0 %s", "for i = 1, 2500 do redis.call('SET', ARGV[1] .. i, 'x') end return 1",
         prefix);
     ask("SET %s %s", "kvasir:somebody:else", "x");
-    t->ops->forget(t, mine.head.context, &mine.head.root);
+    const atomic_bool stop = true;
+    assert_false(t->ops->forget(t, mine.head.context, NULL, 0, &stop));
+    assert_true(record_found(t, &mine));
+    t->ops->forget(t, mine.head.context, &mine.head.root, 1, NULL);
     assert_int_equal(stats(t).dropped, N + 1);
     assert_false(record_found(t, &mine));
     assert_true(record_found(t, &other));
-    t->ops->forget(t, mine.head.context, NULL);
+    struct test_record some[6];
+    struct tier_key roots[5]; /* of all but the last */
+    for (uint64_t i = 0; i < 6; i++) {
+        some[i] = record_make(i, 10 + i, BYTES);
+        assert_true(t->ops->write(t, &some[i].head, some[i].payload));
+        if (i < 5)
+            roots[i] = some[i].head.root;
+    }
+    assert_true(t->ops->forget(t, mine.head.context, roots, 5, NULL));
+    for (int i = 0; i < 6; i++) {
+        assert_int_equal(record_found(t, &some[i]), i == 5);
+        record_free(&some[i]);
+    }
+    assert_true(record_found(t, &other));
+    t->ops->forget(t, mine.head.context, NULL, 0, NULL);
     assert_false(record_found(t, &other));
     assert_int_equal(ask("DBSIZE"), 1);
     ask("FLUSHALL");
@@ -396,11 +413,11 @@ static void test_root_limit(void **state) {
         struct test_record r = record_make(i, 1, BYTES), s = record_make(i, 2, BYTES);
         assert_int_equal(t->ops->write(t, &r.head, r.payload), i < 3 || i == 5);
         if (i == 4)
-            t->ops->forget(t, r.head.context, &r.head.root);
+            t->ops->forget(t, r.head.context, &r.head.root, 1, NULL);
         if (i == 5) {
             assert_true(t->ops->write(t, &s.head, s.payload));
             assert_true(t->ops->write(t, &r.head, r.payload));
-            t->ops->forget(t, r.head.context, NULL);
+            t->ops->forget(t, r.head.context, NULL, 0, NULL);
         }
         record_free(&r);
         record_free(&s);
@@ -473,7 +490,7 @@ static void test_passwords(void **state) {
             assert_int_equal(t->ops->write(t, &a.head, a.payload), cases[i].good);
         assert_int_equal(record_fetch(t, &a, soon()), cases[i].good ? TIER_OK : TIER_FAILED);
         assert_int_equal(stats(t).down, !cases[i].good);
-        t->ops->forget(t, a.head.context, NULL);
+        t->ops->forget(t, a.head.context, NULL, 0, NULL);
         assert_int_equal(said("may not have forgotten"), !cases[i].good);
         assert_int_equal(record_found(t, &a), false);
         assert_int_equal(said("hunter"), 0);
@@ -510,7 +527,7 @@ static void test_restart(void **state) {
     assert_false(stats(t).down);
     assert_int_equal(said("works again"), 1);
     assert_int_equal(lines.n, 2);
-    t->ops->forget(t, a.head.context, NULL);
+    t->ops->forget(t, a.head.context, NULL, 0, NULL);
     t->ops->destroy(t);
     record_free(&a);
 }
@@ -529,7 +546,7 @@ static void *work(void *user) {
         if (i % 7 == 0)
             t->ops->drop(t, &place, r.head.key);
         if (i % 31 == 0)
-            t->ops->forget(t, r.head.context, NULL);
+            t->ops->forget(t, r.head.context, NULL, 0, NULL);
         stats(t);
         record_free(&r);
     }
@@ -592,6 +609,11 @@ static const enum tier_result of_lie[LIES][2] = {
     [LIE_MOVED_BAD] = {TIER_FAILED, TIER_FAILED},
 };
 
+static void count_ended(struct tier_read *r) {
+    assert_int_equal(r->result, TIER_OK);
+    ++*(uint64_t *)r->user;
+}
+
 /* Every lie in a batch: all that is OK is right (but what is forged without a secret), each fault
  * is counted, and the tier works when the server does. */
 static void lie_once(struct lying_redis *s, enum lie lie, bool with_secret) {
@@ -602,11 +624,13 @@ static void lie_once(struct lying_redis *s, enum lie lie, bool with_secret) {
     struct test_record r[N];
     struct tier_read reads[N];
     const uint64_t told = atomic_load(&s->told);
-    uint64_t counted[TIER_RESULTS] = {0};
+    uint64_t counted[TIER_RESULTS] = {0}, ended = 0;
     for (int i = 0; i < N; i++) {
         r[i] = record_make((uint64_t)i, lie, BYTES);
         assert_true(t->ops->write(t, &r[i].head, r[i].payload));
         reads[i] = record_read(&r[i]);
+        reads[i].ended = count_ended;
+        reads[i].user = &ended;
     }
     atomic_store(&s->lie, lie);
     const double start = clock_seconds();
@@ -626,6 +650,7 @@ static void lie_once(struct lying_redis *s, enum lie lie, bool with_secret) {
     }
     const struct tier_stats now = stats(t);
     assert_int_equal(now.reads, counted[TIER_OK]);
+    assert_int_equal(ended, counted[TIER_OK]); /* as soon as it has come */
     assert_int_equal(now.missing, counted[TIER_MISSING]);
     assert_int_equal(now.damaged, counted[TIER_DAMAGED]);
     assert_int_equal(now.failed, counted[TIER_FAILED]);
@@ -661,7 +686,7 @@ static void test_other_lies(void **state) {
         t->ops->write(t, &a.head, a.payload);
         atomic_store(&s.lie, lie);
         assert_false(record_found(t, &a));
-        t->ops->forget(t, a.head.context, NULL);
+        t->ops->forget(t, a.head.context, NULL, 0, NULL);
         assert_int_equal(said("may not have forgotten"), 1);
         atomic_store(&s.lie, LIE_NONE);
         assert_true(lie == LIE_LOADING || record_found(t, &a));

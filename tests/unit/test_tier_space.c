@@ -130,7 +130,7 @@ static void test_limit(void **state) {
             good += result == TIER_OK;
         } else if (what < 994) {
             const struct tier_key root = world_root((uint32_t)what);
-            w.tier->ops->forget(w.tier, world_context((uint32_t)what), what % 2 ? &root : NULL);
+            w.tier->ops->forget(w.tier, world_context((uint32_t)what), &root, what % 2, NULL);
         } else if (what == 994) {
             world_close(&w);
             world_open(&w);
@@ -363,16 +363,18 @@ static void expect_forgotten(struct world *w, uint32_t until, uint32_t what, boo
 static void test_forget(void **state) {
     struct world w;
     (void)state;
-    for (int any = 0; any < 2; any++)
+    for (int any = 0; any < 3; any++) /* one root; any; both that the context has */
         for (int end = 0; end < 2; end++) {
-            const struct tier_key context = world_context(5), root = world_root(5);
+            const struct tier_key context = world_context(5);
+            const struct tier_key roots[] = {world_root(5), world_root(1)};
             world_make(&w);
             world_open(&w);
-            w.tier->ops->forget(w.tier, context, NULL); /* there is nothing: no file is made */
+            /* there is nothing: no file is made */
+            w.tier->ops->forget(w.tier, context, NULL, 0, NULL);
             assert_int_equal(world_file_size(&w, 1), 0);
             for (uint32_t n = 0; n < 80; n++)
                 assert_true(world_write(&w, n));
-            w.tier->ops->forget(w.tier, context, any ? NULL : &root);
+            w.tier->ops->forget(w.tier, context, roots, any == 1 ? 0 : any ? 2 : 1, NULL);
             assert_true(disk(&w)->dirty_since == 0); /* it is on the disk */
             expect_forgotten(&w, 80, 5, any);
             assert_true(world_write(&w, 5)); /* it may be stored again */
@@ -406,7 +408,7 @@ static void test_forget_and_space(void **state) {
             const uint32_t what = (uint32_t)(draw(&seed) % 8);
             const bool any = draw(&seed) % 4 == 0;
             const struct tier_key root = world_root(what);
-            w.tier->ops->forget(w.tier, world_context(what), any ? NULL : &root);
+            w.tier->ops->forget(w.tier, world_context(what), &root, !any, NULL);
             for (uint32_t i = 0; i <= n; i++)
                 there[i] &= !is_forgotten(i, what, any);
         }
@@ -434,7 +436,7 @@ static void test_forget_stays(void **state) {
         assert_true(world_write(&w, n));
     for (n = 9; disk(&w)->current->number == 1; n += 4)
         assert_true(world_write(&w, n));
-    w.tier->ops->forget(w.tier, world_context(1), NULL);
+    w.tier->ops->forget(w.tier, world_context(1), NULL, 0, NULL);
     assert_int_equal(disk(&w)->current->number, 2);
     for (n = 1000; disk(&w)->current->number == 2; n++) {
         const struct record_head head = world_record(n, &payload);
@@ -463,7 +465,7 @@ static void test_forget_without_room(void **state) {
         assert_true(world_write(&w, n));
     w.files.write_error = ENOSPC;
     const struct tier_key root = world_root(3);
-    w.tier->ops->forget(w.tier, world_context(3), &root);
+    w.tier->ops->forget(w.tier, world_context(3), &root, 1, NULL);
     assert_int_equal(w.complaints, 1);
     w.files.write_error = 0;
     world_kill(&w);
@@ -559,7 +561,7 @@ static void test_million(void **state) {
     while (finder.finds == 0)
         sched_yield();
     begin = clock_seconds();
-    w.tier->ops->forget(w.tier, (struct tier_key){{mix_bits(3), 0}}, NULL);
+    w.tier->ops->forget(w.tier, (struct tier_key){{mix_bits(3), 0}}, NULL, 0, NULL);
     const double forget = clock_seconds() - begin;
     finder.stop = true;
     pthread_join(thread, NULL);
@@ -612,7 +614,7 @@ static void work(struct worker *u, uint64_t *seed) {
         u->failed += r != TIER_OK && r != TIER_MISSING;
     } else if (what < 98) {
         const struct tier_key root = world_root(newest);
-        mine->tier->ops->forget(mine->tier, world_context(newest), &root);
+        mine->tier->ops->forget(mine->tier, world_context(newest), &root, 1, NULL);
     } else {
         mine->tier->ops->rest(mine->tier);
         (void)world_stats(mine);

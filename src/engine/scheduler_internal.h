@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* scheduler_internal.h: what scheduler.c and scheduler_rows.c share. */
+#ifndef KVASIR_ENGINE_SCHEDULER_INTERNAL_H
+#define KVASIR_ENGINE_SCHEDULER_INTERNAL_H
+
+#include "engine/scheduler.h"
+
+struct sched {
+    struct kv_cache *cache;
+    struct kv_pool *pool;
+    struct prefix_tree *tree;
+    struct tiers *tiers;
+    uint64_t room; /* of the budget, for tasks, loads and the tree */
+    struct sched_options options;
+    struct sched_host host;
+    struct shares shares;     /* and waiting tasks */
+    struct task **running;    /* [max_running] */
+    struct step_part *parts;  /* [max_running] of the current step */
+    struct task **part_tasks; /* [max_running] */
+    uint32_t n_running, turn;
+    uint64_t next_order, admissions;
+    uint64_t changes; /* times that a task left the waiting or the running ones */
+    bool recurrent;
+    struct sched_stats stats;
+};
+
+/* Whether the tree keeps what the task computes. */
+static inline bool is_stored(const struct sched *s, const struct task *t) {
+    return s->tree && !t->detached && !t->no_store;
+}
+/* Whether the host still has rows of the task's sequence that no step computes. */
+static inline bool is_loading(const struct task *t) {
+    return seq_length(t->seq) < t->from_host;
+}
+
+/* ---- scheduler_rows.c ------------------------------------------------------------------------ */
+
+/* SCHED-2: sets `rows` of all running tasks. */
+void rows_distribute(struct sched *s);
+/* Recurrent layers: whether the tree is to store the task's state at this length. */
+bool rows_end_at_point(const struct sched *s, const struct task *t, uint32_t length);
+
+#endif
