@@ -482,8 +482,9 @@ static kvasir_status read_name(struct reader *r) {
     while (is_name(peek(r)))
         r->at++;
     TRY(find_rule(r, (struct text_span){r->text.data + at, r->at - at}, &rule));
-    if (!r->p->rules[rule].first)
-        r->p->rules[rule].first = (uint32_t)at; /* until it is defined: where it was called */
+    struct pushdown_rule *called = &r->p->rules[rule];
+    if (!called->defined && !called->first)
+        called->first = (uint32_t)at; /* until it is defined: where it was called */
     return add_pending(r, PUSHDOWN_RULE, rule);
 }
 

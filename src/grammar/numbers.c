@@ -112,6 +112,7 @@ struct numbers {
     struct modulus moduli[MULTIPLES_MAX];
     uint32_t n_moduli, n_except, except_cap;
     struct decimal *except;
+    bool plain; /* read without a fraction and an exponent */
 };
 
 struct numbers *numbers_retain(struct numbers *n) {
@@ -406,6 +407,7 @@ kvasir_status numbers_and(struct grammar_budget *b, const struct numbers *x,
                           const struct numbers *y, struct numbers **out, kvasir_error *err) {
     struct numbers *n;
     TRY(copy(b, x, &n, err));
+    n->plain = x->plain || y->plain;
     narrow(&n->low, &y->low, 1);
     narrow(&n->high, &y->high, -1);
     kvasir_status status = KVASIR_OK;
@@ -485,11 +487,19 @@ kvasir_status numbers_not(struct grammar_budget *b, const struct numbers *x, num
     return KVASIR_OK;
 }
 
+enum { WHOLE_MAX = 64, FRACTION_MAX = 64, EXPONENT_MAX = 2 }; /* digits of a number's text */
+
+void numbers_make_plain(struct numbers *n) {
+    n->plain = true;
+}
+
 static const struct decimal ZERO;
 
 bool numbers_is_empty(const struct numbers *n) {
     const struct decimal zero = ZERO;
-    const struct span all = {.low_open = true, .unbounded = true};
+    const struct span all = {.low_open = true,
+                             .unbounded = !n->plain,
+                             .high = {.n = 1, .point = WHOLE_MAX + 1, .digits = {1}}};
     return !contains(n, &zero) && !has_between(n, false, all) && !has_between(n, true, all);
 }
 
@@ -499,8 +509,6 @@ bool numbers_contains(const struct numbers *n, struct text_span text) {
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
-
-enum { WHOLE_MAX = 64, FRACTION_MAX = 64, EXPONENT_MAX = 2 };
 
 /* A number's text as far as it goes. */
 struct begun {
@@ -750,6 +758,8 @@ bool numbers_can_begin(const struct numbers *n, struct text_span text) {
         return false;
     if (!text.len) /* of either sign */
         return !numbers_is_empty(n);
+    if (n->plain && (b.point || b.e))
+        return false;
     if (is_free(n, &b))
         return true;
     if (b.e && b.minus && is_whole(n))
@@ -757,7 +767,7 @@ bool numbers_can_begin(const struct numbers *n, struct text_span text) {
     if (b.e)
         return exponent_fits(n, &b);
     return zero_fits(n, &b) || plain_fits(n, &b) ||
-           ((!is_whole(n) || b.point) && scaled_fits(n, &b));
+           (!n->plain && (!is_whole(n) || b.point) && scaled_fits(n, &b));
 }
 
 bool numbers_key(const struct numbers *n, struct text_span text, struct text_buf *out) {

@@ -484,6 +484,10 @@ bool schema_read(struct schema_compiler *c, struct text_span text) {
     const char *draft = json_string_value(json_object_get(c->root, "$schema"));
     c->legacy = draft && (strstr(draft, "draft-03") || strstr(draft, "draft-04") ||
                           strstr(draft, "draft-06") || strstr(draft, "draft-07"));
+    json_t *canonical = json_object_get(c->root, "x-canonical");
+    if (canonical && !json_is_boolean(canonical))
+        return schema_fail(c, KVASIR_ERR_ARGUMENT, c->root, "x-canonical", "must be true or false");
+    c->canonical = json_is_true(canonical);
     kvasir_status status = language_any(c->b, 0, LANGUAGE_UNBOUNDED, &l, c->err);
     if (!(c->any_string = schema_language(c, status, l, c->root, "")))
         return false;

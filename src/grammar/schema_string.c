@@ -12,6 +12,13 @@ static const struct language *language_of_leaf(const struct schema *s, const str
                                         : NULL;
 }
 
+/* A canonical schema says more of the next character than that it may be any. */
+static bool is_restricted(const struct schema *s, const struct thread *t) {
+    const struct language *l = language_of_leaf(s, t);
+    uint32_t room;
+    return s->c.canonical && (!l || !language_room(l, t->head.at, &room));
+}
+
 /* Whether a thread takes characters that are still to be written in full: of a range. */
 static bool takes_any(const struct reading *r, const struct thread *t, uint32_t from, uint32_t to) {
     const struct language *l = language_of_leaf(r->schema, t);
@@ -30,15 +37,31 @@ static bool takes_any(const struct reading *r, const struct thread *t, uint32_t 
     return false;
 }
 
-/* Threads that take a character of one of two ranges. */
+/* Whether the thread takes an escaped character of a range. Where the schema is canonical and not
+ * any character may stand, that is a character that must be escaped: the text of a name or of a
+ * value of `enum` is then known byte by byte. */
+static bool takes_escaped(const struct reading *r, const struct thread *t, uint32_t from,
+                          uint32_t to) {
+    static const uint32_t MUST[][2] = {{0, 0x1f}, {'"', '"'}, {'\\', '\\'}};
+    if (!is_restricted(r->schema, t))
+        return takes_any(r, t, from, to);
+    for (size_t i = 0; i < sizeof MUST / sizeof *MUST; i++) {
+        const uint32_t low = max_u32(from, MUST[i][0]), high = min_u32(to, MUST[i][1]);
+        if (low <= high && takes_any(r, t, low, high))
+            return true;
+    }
+    return false;
+}
+
+/* Threads that take an escaped character of one of two ranges. */
 static bool filter(struct reading *r, struct writing *w, uint32_t from, uint32_t to, uint32_t from2,
                    uint32_t to2) {
     struct thread t;
     if (!writing_text(w, r->text, r->head.text_len, "", 0))
         return false;
     while (reading_next(r, &t))
-        if (((from <= to && takes_any(r, &t, from, to)) ||
-             (from2 <= to2 && takes_any(r, &t, from2, to2))) &&
+        if (((from <= to && takes_escaped(r, &t, from, to)) ||
+             (from2 <= to2 && takes_escaped(r, &t, from2, to2))) &&
             !write_thread(w, &t))
             return false;
     return true;
@@ -95,9 +118,20 @@ static bool push_character(struct reading *r, struct writing *w, uint32_t c) {
     return push(r, w, bytes, utf8_put(bytes, c));
 }
 
+static bool any_restricted(const struct reading *r) {
+    struct reading look = *r;
+    struct thread t;
+    while (reading_next(&look, &t))
+        if (is_restricted(r->schema, &t))
+            return true;
+    return false;
+}
+
 static bool after_backslash(struct reading *r, struct writing *w, uint8_t byte) {
     static const char FROM[] = "\"\\/bfnrt", TO[] = "\"\\/\b\f\n\r\t";
     const char *at = byte ? strchr(FROM, byte) : NULL;
+    if (byte == '/' && any_restricted(r))
+        return true;
     if (at)
         return push_character(r, w, (uint8_t)TO[at - FROM]);
     if (byte != 'u')

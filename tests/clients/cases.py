@@ -51,6 +51,13 @@ class Server:
             time.sleep(0.02)
         return time.monotonic() - begin
 
+    def wait_started(self, seconds=20):
+        """Waits until no request waits for the engine."""
+        begin = time.monotonic()
+        while self.get("/v1/status")["num_waiting"]:
+            assert time.monotonic() - begin < seconds, "a request still waits"
+            time.sleep(0.02)
+
 
 def raises(kind, call, *args, **kwargs):
     """Returns the error that call(...) raises, which must be of exactly that kind."""

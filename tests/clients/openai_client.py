@@ -476,6 +476,7 @@ def told_to_come_later(server):
     threads = [threading.Thread(target=run)]
     threads[0].start()
     server.wait_running(1)
+    server.wait_started()
     threads.append(threading.Thread(target=wait, args=[c]))
     threads[1].start()
     server.wait_running(2)

@@ -220,7 +220,8 @@ static void test_constraints(void **state) {
     good(TOOL_FIELDS("", ",\"tool_choice\":{\"type\":\"any\"}"));
     assert_int_equal(r.constraint.calls, CALLS_FORCED);
     assert_non_null(strstr(r.constraint.grammar.data, "calls ::= one (\"\\n\" one)*\n"));
-    assert_non_null(strstr(r.constraint.grammar.data, "%json {\"a\": 1, \"type\": \"object\"}"));
+    assert_non_null(strstr(r.constraint.grammar.data,
+                           "%json {\"a\": 1, \"type\": \"object\", \"x-canonical\": true}"));
     good(TOOL_FIELDS("", ",\"tool_choice\":{\"type\":\"tool\",\"name\":\"g\","
                          "\"disable_parallel_tool_use\":true}"));
     assert_string_equal(r.constraint.only, "g");
@@ -232,10 +233,10 @@ static void test_constraints(void **state) {
     good(TOOL_FIELDS(",\"strict\":false", ""));
     assert_int_equal(r.constraint.calls, CALLS_FREE);
     good(WITH("\"output_config\":{\"effort\":\"low\",\"format\":" FORMAT "}"));
-    assert_string_equal(r.constraint.grammar.data, "{\"a\": 1}");
+    assert_string_equal(r.constraint.grammar.data, "{\"a\": 1, \"x-canonical\": true}");
     assert_int_equal(r.constraint.grammar_kind, KVASIR_GRAMMAR_JSON_SCHEMA);
     good(WITH("\"output_format\":" FORMAT));
-    assert_string_equal(r.constraint.grammar.data, "{\"a\": 1}");
+    assert_string_equal(r.constraint.grammar.data, "{\"a\": 1, \"x-canonical\": true}");
 
     bad(WITH("\"output_format\":" FORMAT ",\"output_config\":{\"format\":" FORMAT "}"),
         "output_format", "cannot be combined with \"output_config.format\"");

@@ -40,28 +40,31 @@ static void test_plain(void **state) {
     both("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"strict\":"
          "true,\"schema\":{\"type\":\"object\",\"properties\":{\"b\":{\"multipleOf\":0.1},\"a\":"
          "{}}}}}");
-    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"type\": \"object\", \"properties\": {\"b\": "
-                                           "{\"multipleOf\": 0.1}, \"a\": {}}, "
-                                           "\"additionalProperties\": false}");
+    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA,
+               "{\"type\": \"object\", \"properties\": {\"b\": "
+               "{\"multipleOf\": 0.1}, \"a\": {}}, "
+               "\"additionalProperties\": false, \"x-canonical\": true}");
     assert_null(r.engine.grammar); /* the setup has no cache */
     both("\"response_format\":{\"type\":\"json_object\",\"schema\":{\"type\":\"object\"}}");
-    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"type\": \"object\"}");
+    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"type\": \"object\", \"x-canonical\": true}");
     both("\"guided_json\":{\"properties\":{\"properties\":{\"const\":{\"properties\":{}}}}}");
     is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA,
                "{\"properties\": {\"properties\": {\"const\": {\"properties\": {}}}}, "
-               "\"additionalProperties\": false}");
+               "\"additionalProperties\": false, \"x-canonical\": true}");
     both("\"guided_json\":{\"properties\":{\"a\":{}},\"allOf\":[{\"properties\":{\"b\":{}}}]}");
     is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"properties\": {\"a\": {}}, \"allOf\": [{"
-                                           "\"properties\": {\"b\": {}}}]}");
+                                           "\"properties\": {\"b\": {}}}], \"x-canonical\": true}");
+    both("\"guided_json\":{\"x-canonical\":false}");
+    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"x-canonical\": false}");
     both("\"guided_json\":{\"a\":1}");
-    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"a\": 1}");
+    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"a\": 1, \"x-canonical\": true}");
     both("\"guided_json\":\"{\\\"a\\\":1}\"");
-    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"a\": 1}");
+    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"a\": 1, \"x-canonical\": true}");
     both("\"json_schema\":true");
     is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "true");
     both("\"structured_outputs\":{\"json\":{\"a\":1},\"regex\":null,\"disable_fallback\":true,"
          "\"disable_any_whitespace\":false}");
-    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"a\": 1}");
+    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"a\": 1, \"x-canonical\": true}");
     both("\"guided_regex\":\"a+\\\"\"");
     is_grammar(KVASIR_GRAMMAR_REGEX, "a+\"");
     both("\"structured_outputs\":{\"regex\":\"[ab]\"}");
@@ -78,7 +81,7 @@ static void test_plain(void **state) {
     both("\"structured_outputs\":{\"grammar\":\"root ::= [b]\"}");
     is_grammar(KVASIR_GRAMMAR_GBNF, "root ::= [b]");
     both("\"structured_outputs\":{\"json_object\":true}");
-    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"type\": \"object\"}");
+    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"type\": \"object\", \"x-canonical\": true}");
     both("\"structured_outputs\":{},\"guided_json_object\":false,\"guided_json\":null");
     assert_null(r.constraint.grammar.data);
 }
@@ -131,7 +134,7 @@ static void test_reasoning_first(void **state) {
     has_rule("root ::= (\"<think>\" think-0 \"</think>\" gap)? answer");
     has_rule("gap ::= (\"\\n\" \"\\n\"?)?");
     has_rule("answer ::= body");
-    has_rule("body ::= %json {\"a\": 1}");
+    has_rule("body ::= %json {\"a\": 1, \"x-canonical\": true}");
     /* no </think>: a state for each of its beginnings */
     has_rule("think-0 ::= \"\" | [^\\x3C] think-0 | [\\x3C] think-1");
     has_rule("think-1 ::= \"\" | [^\\x2F\\x3C] think-0 | [\\x3C] think-1 | [\\x2F] think-2");
@@ -139,7 +142,7 @@ static void test_reasoning_first(void **state) {
     assert_true(r.answer.body);
     assert_ptr_equal(r.answer.syntax.think_open, syntax.think_open);
     good(API_COMPLETIONS, with(API_COMPLETIONS, "\"json_schema\":{\"a\":1}"));
-    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"a\": 1}");
+    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"a\": 1, \"x-canonical\": true}");
     good(API_CHAT, with(API_CHAT, "\"guided_regex\":\"\\\"\\\\d\""));
     has_rule("body ::= %regex \"\\\"\\d\"");
     good(API_CHAT, with(API_CHAT, "\"grammar\":\"root ::= \\\"root\\\" a [root]{2,3} # root\\na "
@@ -176,7 +179,7 @@ static void test_reasoning_first(void **state) {
 #define AB_TEXT                                                                                    \
     "{\"type\": \"object\", \"properties\": {\"a\": {\"type\": \"string\"}, \"b\": {\"type\": "    \
     "\"integer\", \"minimum\": 1}}, \"required\": [\"a\"], \"additionalProperties\": "             \
-    "false}"
+    "false, \"x-canonical\": true}"
 #define TOOLS    "\"tools\":[" F(AB, "") "," TOOL("g") "]"
 #define REQUIRED TOOLS ",\"tool_choice\":\"required\""
 
@@ -199,18 +202,21 @@ static void test_forced(void **state) {
                "call-0 ::= \"{\\\"name\\\": \\\"f\\\", \\\"arguments\\\": \" args-0 \"}\"\n"
                "args-0 ::= %json " AB_TEXT "\n"
                "call-1 ::= \"{\\\"name\\\": \\\"g\\\", \\\"arguments\\\": \" args-1 \"}\"\n"
-               "args-1 ::= %json {\"additionalProperties\": false, \"type\": \"object\"}\n");
+               "args-1 ::= %json {\"additionalProperties\": false, \"type\": \"object\", "
+               "\"x-canonical\": true}\n");
     forced(TOOLS ",\"parallel_tool_calls\":false,\"tool_choice\":{\"type\":\"function\","
                  "\"function\":{\"name\":\"g\"}}");
     has_rule("calls ::= one");
     has_rule("call ::= call-0");
-    has_rule("args-0 ::= %json {\"additionalProperties\": false, \"type\": \"object\"}");
+    has_rule("args-0 ::= %json {\"additionalProperties\": false, \"type\": \"object\", "
+             "\"x-canonical\": true}");
     assert_true(r.answer.single);
     forced("\"tools\":[" F(AB, ",\"strict\":false") "],\"tool_choice\":\"required\"");
     has_rule("args-0 ::= %json {\"type\":\"object\"}");
     forced("\"tools\":[" F("{\"$ref\":\"#/$defs/x\"}", ",\"strict\":true") "],\"tool_choice\":"
                                                                            "\"required\"");
-    has_rule("args-0 ::= %json {\"$ref\": \"#/$defs/x\", \"type\": \"object\"}");
+    has_rule(
+        "args-0 ::= %json {\"$ref\": \"#/$defs/x\", \"type\": \"object\", \"x-canonical\": true}");
     forced(TOOLS
            ",\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":"
            "\"required\",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]}}");
@@ -257,7 +263,7 @@ static void test_unforced(void **state) {
     has_rule("args-0 ::= %json {\"type\":\"object\"}");
     assert_true(r.answer.body);
     good(API_CHAT, with(API_CHAT, TOOLS ",\"json_schema\":{\"a\":1},\"tool_choice\":\"none\""));
-    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"a\": 1}");
+    is_grammar(KVASIR_GRAMMAR_JSON_SCHEMA, "{\"a\": 1, \"x-canonical\": true}");
     /* calls that nobody would read are not written */
     syntax = (struct answer_syntax){0};
     good(API_CHAT, with(API_CHAT, "\"tools\":[" F(AB, ",\"strict\":true") "]"));
@@ -328,7 +334,8 @@ static void test_families(void **state) {
     forced(REQUIRED);
     has_rule("call-0 ::= \"<function=f>\\n\" first-0-0 \"</function>\"");
     has_rule("args-0-0 ::= \"<parameter=a\" \">\\n\"  text-0  \"\\n</parameter>\\n\"");
-    has_rule("args-0-1 ::= \"<parameter=b\" \">\\n\" %json {\"type\": \"integer\", \"minimum\": 1} "
+    has_rule("args-0-1 ::= \"<parameter=b\" \">\\n\" %json {\"type\": \"integer\", \"minimum\": 1, "
+             "\"x-canonical\": true} "
              "\"\\n</parameter>\\n\"");
     has_rule("first-0-0 ::= args-0-0 more-0-1");
     has_rule("more-0-1 ::= args-0-1 more-0-2 | more-0-2");
@@ -354,7 +361,7 @@ static void test_families(void **state) {
     use(ANSWER_PYTHONIC, "<|tool_call_start|>", "<|tool_call_end|>", false);
     forced(REQUIRED);
     has_rule("call-0 ::= \"[f(\" first-0-0 \")]\"");
-    has_rule("args-0-0 ::= \"a\" \"=\" %json {\"type\": \"string\"} ");
+    has_rule("args-0-0 ::= \"a\" \"=\" %json {\"type\": \"string\", \"x-canonical\": true} ");
     use(ANSWER_TOOL_CODE, "```tool_code", "```", false);
     forced(REQUIRED);
     has_rule("one ::= \"```tool_code\" \"\\n\" call \"\\n\" \"```\"");

@@ -56,6 +56,15 @@ static void json(void **state) {
     grammar_release(g);
 }
 
+/* A call of the root, which has the first alternative of all, after it was defined. */
+static void root_called_later(void **state) {
+    (void)state;
+    struct grammar *g = compiled(GBNF, "root ::= \"a\" more?\nmore ::= \"b\" | \",\" root\n");
+    accepts(g, "a,a,ab");
+    refuses(g, "b", 0);
+    grammar_release(g);
+}
+
 static void arithmetic(void **state) {
     (void)state;
     struct grammar *g = compiled(GBNF, "root  ::= (expr \"=\" ws term \"\\n\")+\n"
@@ -306,6 +315,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(regex_inside),
         cmocka_unit_test(json),
+        cmocka_unit_test(root_called_later),
         cmocka_unit_test(arithmetic),
         cmocka_unit_test(chess),
         cmocka_unit_test(lists),
