@@ -27,9 +27,10 @@ void grammar_printf(struct grammar_text *g, const char *format, ...) PRINTF_LIKE
 void grammar_literal(struct grammar_text *g, const char *text, size_t len);
 /* A text of markers: its control tokens as such, the rest as literals. */
 void grammar_marked(struct grammar_text *g, const char *text);
-/* The text of a request's schema, canonical unless it says "x-canonical" itself. Objects that name members and say nothing about others have no
- * others, as in OpenAI's strict mode: small models write them without end otherwise. Schemas that
- * are combined (allOf, not ...) stay as they are. free(); NULL: out of memory. */
+/* The text of a request's schema, canonical unless it says "x-canonical" itself. Objects that name
+ * members and say nothing about others have no others, as in OpenAI's strict mode: small models
+ * write them without end otherwise; not so if the schema is combined (allOf, not ...). free();
+ * NULL: out of memory. */
 char *grammar_schema_text(json_t *schema);
 /* %json and the schema */
 void grammar_json(struct grammar_text *g, json_t *schema);

@@ -249,8 +249,8 @@ struct counts {
     int schemas, compiled, wrong;
 };
 
-/* {"schema", "tests": [{"data", "valid"}]}. A canonical schema takes the same values, in the one form
- * that jansson writes: all but whole numbers with a fraction. */
+/* {"schema", "tests": [{"data", "valid"}]}. A canonical schema takes the same values, in the one
+ * form that jansson writes: all but whole numbers with a fraction. */
 static void check_suite_as(json_t *one, const char *name, bool canonical, struct counts *counts) {
     json_t *tests = json_object_get(one, "tests"), *test, *root = json_object_get(one, "schema");
     if (canonical && json_object_set_new(root, "x-canonical", json_true()))
