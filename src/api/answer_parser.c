@@ -6,6 +6,7 @@
  *              step    TEXT    content or reasoning up to the next marker
  *                |     CALL    held until its end marker, then read (answer_calls.c)
  *                |     BARE    may a call begin here without a marker? (Llama 3, Qwen2.5)
+ *                |     FENCE   may a call begin in this block of code?
  *                |     HEADER  of harmony, held until <|message|>
  *                |     REST    content up to the end
  *                v
@@ -24,13 +25,14 @@
 
 /* ---- state ----------------------------------------------------------------------------------- */
 
-enum state { TEXT, CALL, BARE, HEADER, REST };
+enum state { TEXT, CALL, BARE, FENCE, HEADER, REST };
 
 enum action {
     OPEN_THINKING,
     CLOSE_THINKING,
     OPEN_CALL,
     OPEN_FUNCTION, /* Qwen3-Coder's, without the outer marker */
+    OPEN_FENCE,
     DROP,
     END_MESSAGE,  /* of harmony */
     NEXT_MESSAGE, /* likewise: its header begins here */
@@ -53,6 +55,7 @@ struct answer_parser {
     size_t body;       /* offset from at, after the call's marker */
     const char *close; /* its end marker; NULL: the next call's beginning */
     bool bare;         /* it began without a marker */
+    bool fenced;       /* it is in a block of code */
     bool sure, quotes; /* known whether texts are quoted; they are */
     bool braces;       /* the first one was passed */
     char in_quotes;    /* the quote that began a text; 0: none did */
@@ -196,6 +199,10 @@ static size_t text_markers(const struct answer_parser *p, struct marker *m) {
         add_marker(m, &n, "<function=", OPEN_FUNCTION);
         if (p->bare_function)
             add_marker(m, &n, s->call_close, DROP);
+    }
+    if (p->o.fences && !p->thinking && s->tools != ANSWER_TOOL_CODE) {
+        add_marker(m, &n, "```json", OPEN_FENCE);
+        add_marker(m, &n, "```tool_call", OPEN_FENCE);
     }
     return n;
 }
@@ -349,7 +356,7 @@ static void begin_call(struct answer_parser *p, size_t marker, const char *close
     p->state = CALL;
     p->body = p->scanned = marker;
     p->close = close;
-    p->bare = p->sure = p->quotes = p->braces = p->escaped = false;
+    p->bare = p->fenced = p->sure = p->quotes = p->braces = p->escaped = false;
     p->in_quotes = 0;
 }
 
@@ -360,16 +367,37 @@ static void continue_text(struct answer_parser *p) {
     p->state = bare ? BARE : TEXT;
 }
 
+/* Whether all names are those of tools. */
+static bool are_tools(json_t *calls, json_t *tools) {
+    json_t *call, *tool;
+    size_t i, k;
+    json_array_foreach(calls, i, call) {
+        bool found = false;
+        json_array_foreach(tools, k, tool) found |=
+            json_equal(json_object_get(json_object_get(tool, "function"), "name"),
+                       json_object_get(call, "name"));
+        if (!found)
+            return false;
+    }
+    return true;
+}
+
 /* The call's text ends at offset `end` from at, where a marker of `marker` bytes ends it. */
 static void close_call(struct answer_parser *p, size_t end, size_t marker, bool closed) {
     ASSERT(p->body <= end && end + marker <= undecided_len(p));
     const char *body = undecided(p) + p->body;
     size_t len = end - p->body, i, n;
     json_t *calls = NULL, *call;
-    enum answer_tools syntax = p->bare ? ANSWER_LLAMA3 : p->o.syntax.tools;
+    enum answer_tools syntax = p->fenced ? ANSWER_HERMES
+                               : p->bare ? ANSWER_LLAMA3
+                                         : p->o.syntax.tools;
     size_t used = p->name ? read_named(p, body, len, &calls)
                           : answer_calls_read(syntax, body, len, closed, p->o.schema, &calls);
     const bool half = p->cut && !closed && (p->o.forced || !p->bare);
+    if (p->fenced && !(closed && are_tools(calls, p->o.schema))) {
+        json_decref(calls);
+        calls = NULL;
+    }
     p->in_quotes = 0;
     p->state = TEXT;
     if (!calls) { /* as it was written */
@@ -440,6 +468,10 @@ static void act(struct answer_parser *p, const struct marker *m) {
         begin_call(p, 0, "</function>");
         p->bare_function = true;
         break;
+    case OPEN_FENCE:
+        p->body = size;
+        p->state = FENCE;
+        break;
     case DROP:
         end_segment(p);
         consume(p, size);
@@ -495,12 +527,12 @@ static bool step_text(struct answer_parser *p) {
 /* ---- calls without a marker ------------------------------------------------------------------ */
 
 enum likely { NO, YES, UNSURE };
+enum { SPACE_MAX = 64 }; /* before a call, and before its first key */
 
 /* It may be a call if it is an object whose first key is one of a call. */
 static enum likely begins_call(const char *text, size_t len) {
     static const char *const KEYS[] = {"name\"",       "type\"",      "function\"",
                                        "parameters\"", "arguments\"", "id\""};
-    enum { SPACE_MAX = 64 };
     ASSERT(len > 0);
     size_t i = 1, from = 1;
     if (text[0] != '{')
@@ -537,6 +569,28 @@ static bool step_bare(struct answer_parser *p) {
         begin_call(p, 0, NULL);
         p->bare = true;
     }
+    return true;
+}
+
+/* A block of code holds a call if it begins like one; its end says whether it is (close_call). */
+static bool step_fence(struct answer_parser *p) {
+    const char *text = undecided(p);
+    const size_t len = undecided_len(p), marker = p->body;
+    size_t i = marker;
+    ASSERT(marker <= len);
+    while (i < len && i - marker <= SPACE_MAX && isspace((unsigned char)text[i]))
+        i++;
+    const enum likely call = i < len ? begins_call(text + i, len - i) : UNSURE;
+    if (call == UNSURE && !p->ended)
+        return false;
+    if (call == YES) {
+        begin_call(p, marker, "```");
+        p->bare = p->fenced = true;
+        return true;
+    }
+    give_text(p, text, marker);
+    consume(p, marker);
+    p->state = TEXT;
     return true;
 }
 
@@ -625,6 +679,8 @@ static bool step(struct answer_parser *p) {
         return step_call(p);
     case BARE:
         return step_bare(p);
+    case FENCE:
+        return step_fence(p);
     case HEADER:
         return step_header(p);
     case REST:

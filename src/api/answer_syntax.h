@@ -12,7 +12,8 @@
  *   ANSWER-2  No part contains a marker, except by ANSWER-3 and for an end marker that ends
  *             nothing. Text that may become a marker is held back.
  *   ANSWER-3  What cannot be read as calls stays text exactly as written, with its markers:
- *             content, or reasoning if it is inside reasoning. Function names are not checked.
+ *             content, or reasoning if it is inside reasoning. Function names are not checked,
+ *             except where a call has the form of other text: ```json {"name": "f", ..} ```
  *             Only the beginning of a call that the answer's length cut off is dropped.
  *   ANSWER-4  Arguments are always the JSON text of an object.
  *   ANSWER-5  Time is linear in the text. Memory is at most that of the text (a call's text and
@@ -112,6 +113,7 @@ struct answer_options {
     bool body;      /* after reasoning, what begins with no marker is content to its end, whatever
                        it contains: the answer follows a grammar */
     bool forced;    /* the answer is made of calls, by its grammar */
+    bool fences;    /* a block of code that is a call of one of `schema`'s tools counts as one */
     json_t *schema; /* the request's tools, for syntaxes without types; may be NULL */
     uint64_t seed;  /* for the ids of calls (answer_seed) */
 };

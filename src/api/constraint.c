@@ -291,6 +291,7 @@ static bool write_grammar(const struct api_setup *setup, struct shape *s, struct
     r->constraint.grammar_kind = KVASIR_GRAMMAR_GBNF;
     r->answer.body = s->body;
     r->answer.tools = s->calls;
+    r->answer.fences = false; /* calls of a grammar have their family's form */
     r->answer.forced = s->c->calls == CALLS_FORCED;
     if (s->calls && !add_rules(s, r->answer.schema, err))
         return false;

@@ -82,7 +82,7 @@ bool openai_read_tools(json_t *body, struct api_request *r, json_t **shown, stru
     if (json_array_append(r->kept, tools) != 0)
         return api_no_memory(err);
     *shown = r->answer.schema = tools;
-    r->answer.tools = true;
+    r->answer.tools = r->answer.fences = true;
     r->answer.single = !parallel;
     return true;
 }

@@ -11,9 +11,14 @@ enum { CUTS = 256 };
 /* A call's values are jansson objects: one with a single member takes some 300 bytes. */
 enum { TIMES = 600, BYTES = 1 << 20 };
 
+static const char TOOLS[] = "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]";
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static json_t *tools;
     size_t cuts[CUTS];
     struct answer_parts whole = {0}, cut = {0};
+    if (!tools && !(tools = json_loads(TOOLS, 0, NULL)))
+        abort();
     if (size < 2 || kvasir_utf8_check((const char *)data + 2, size - 2) != size - 2)
         return 0;
     const char *text = (const char *)data + 2;
@@ -24,7 +29,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     const struct answer_options o = {.syntax = ALL[data[0] % N_ALL],
                                      .start = (enum answer_start)(data[0] / N_ALL % 3),
-                                     .tools = data[0] < 216};
+                                     .tools = data[0] < 216,
+                                     .fences = data[1] & 1,
+                                     .schema = tools};
     budget_begin(BYTES + TIMES * size);
     if (!parts_of(&o, text, size - 2, NULL, 0, &whole) ||
         !parts_of(&o, text, size - 2, cuts, CUTS, &cut))

@@ -407,6 +407,36 @@ static void test_ids(void **state) {
     parts_free(&c);
 }
 
+/* Qwen2.5-Coder writes a call as a block of code. It is one if its name is a tool's. */
+static void test_fences(void **state) {
+    (void)state;
+    json_t *tools = json_loads("[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]", 0, NULL);
+    assert_non_null(tools);
+    use(ANSWER_HERMES, "<tool_call>", "</tool_call>", true);
+    o.fences = true;
+    o.schema = tools;
+#define F "{\"name\": \"f\", \"arguments\": {\"a\": \"```\"}}"
+    is("```json\n" F "\n```", "F0 f({\"a\": \"```\"})");
+    is("I look.\n```json\n" F "\n```\n", "C(I look.)F0 f({\"a\": \"```\"})");
+    is("```tool_call " F " ``` and ```json\n[1]\n```",
+       "F0 f({\"a\": \"```\"})C( and ```json\n[1]\n```)");
+    is("a ```json\n{\"name\": \"g\"}\n```\nb", "C(a ```json\n{\"name\": \"g\"}\n```\nb)");
+    is("```json\n{\"name\": \"f\", \"arguments\": 1}\n```",
+       "C(```json\n{\"name\": \"f\", \"arguments\": 1}\n```)");
+    is("```json\n" F, "C(```json\n" F ")"); /* no end */
+    is("```json", "C(```json)");
+    is("```js\n" F "\n```", "C(```js\n" F "\n```)");
+    is("<think>```json\n" F "\n```</think>x", "R(```json\n" F "\n```)C(x)");
+    o.tools = false;
+    is("```json\n" F "\n```", "C(```json\n" F "\n```)");
+    use(ANSWER_LLAMA3, "<|python_tag|>", NULL, false);
+    o.fences = true;
+    o.schema = tools;
+    is("```json\n" F "\n```", "F0 f({\"a\": \"```\"})");
+    json_decref(tools);
+#undef F
+}
+
 /* If the callback gives up, at whichever part, the parser stops. */
 static void test_gives_up(void **state) {
     (void)state;
@@ -684,10 +714,10 @@ int main(void) {
         cmocka_unit_test(test_qwen_coder),  cmocka_unit_test(test_llama),
         cmocka_unit_test(test_mistral),     cmocka_unit_test(test_gemma),
         cmocka_unit_test(test_python),      cmocka_unit_test(test_harmony),
-        cmocka_unit_test(test_ids),         cmocka_unit_test(test_gives_up),
-        cmocka_unit_test(test_garbage),     cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_templates),   cmocka_unit_test(test_starts),
-        cmocka_unit_test(test_shown),
+        cmocka_unit_test(test_ids),         cmocka_unit_test(test_fences),
+        cmocka_unit_test(test_gives_up),    cmocka_unit_test(test_garbage),
+        cmocka_unit_test(test_linear),      cmocka_unit_test(test_templates),
+        cmocka_unit_test(test_starts),      cmocka_unit_test(test_shown),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
