@@ -20,6 +20,8 @@
 #              lenient: nothing is framed otherwise (tests/soak/framing.py)
 #   attack     KVASIR_SOAK_ATTACK seconds of attacks (600) with limits on time (tools/attack.sh),
 #              then a minute under each sanitizer
+#   schemas    KVASIR_SOAK_SCHEMAS answers (500) of Qwen2.5-Coder under real schemas, each judged by
+#              PyPI's jsonschema (tests/soak/schemas.py)
 #   recall     a fact at the start of 22,000 tokens, over 8-bit keys and 4-bit values
 #   mutants    planted bugs (tools/mutants.sh)
 #   drawn      KVASIR_SOAK_DRAWN changes (200) drawn by a script (tools/draw_mutants.py)
@@ -30,8 +32,8 @@ cd "$(dirname "$0")/.."
 exec </dev/null
 stages=("$@")
 [ $# != 0 ] ||
-    stages=(kcheck arm property tiers server fuzz interop goldens proxy framing attack recall
-        mutants drawn asan tsan)
+    stages=(kcheck arm property tiers server fuzz interop goldens proxy framing attack schemas
+        recall mutants drawn asan tsan)
 
 mkdir -p bench/results
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
@@ -108,6 +110,12 @@ for stage in "${stages[@]}"; do
             cmake --build build-$preset --target kvasir
             BUILD=build-$preset tools/attack.sh 60
         done
+        ;;
+    schemas)
+        tools/clients.sh
+        .venv-frameworks/bin/python tests/soak/schemas.py build-ci/kvasir \
+            models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf \
+            ../shared/fixtures/json-schema/maskbench.jsonl --count "${KVASIR_SOAK_SCHEMAS:-500}"
         ;;
     recall) MODELS_DIR=$PWD/models bash tests/soak/recall.sh build-ci/kvasir ;;
     mutants) tools/mutants.sh ;;

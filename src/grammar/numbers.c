@@ -112,6 +112,7 @@ struct numbers {
     struct modulus moduli[MULTIPLES_MAX];
     uint32_t n_moduli, n_except, except_cap;
     struct decimal *except;
+    bool canonical;
     bool plain; /* read without a fraction and an exponent */
 };
 
@@ -407,7 +408,6 @@ kvasir_status numbers_and(struct grammar_budget *b, const struct numbers *x,
                           const struct numbers *y, struct numbers **out, kvasir_error *err) {
     struct numbers *n;
     TRY(copy(b, x, &n, err));
-    n->plain = x->plain || y->plain;
     narrow(&n->low, &y->low, 1);
     narrow(&n->high, &y->high, -1);
     kvasir_status status = KVASIR_OK;
@@ -487,10 +487,23 @@ kvasir_status numbers_not(struct grammar_budget *b, const struct numbers *x, num
     return KVASIR_OK;
 }
 
-enum { WHOLE_MAX = 64, FRACTION_MAX = 64, EXPONENT_MAX = 2 }; /* digits of a number's text */
+/* Digits of a number's text. Those of canonical whole numbers fit 64 bits. */
+enum { WHOLE_MAX = 64, CANONICAL_MAX = 18, FRACTION_MAX = 64, EXPONENT_MAX = 2 };
 
-void numbers_make_plain(struct numbers *n) {
-    n->plain = true;
+static bool is_whole(const struct numbers *n) {
+    for (uint32_t i = 0; i < n->n_moduli; i++)
+        if (!n->moduli[i].excluded && n->moduli[i].exponent >= 0)
+            return true;
+    return false;
+}
+
+void numbers_make_canonical(struct numbers *n) {
+    n->canonical = true;
+    n->plain = is_whole(n) || (is_point(n) && n->low.at.n <= n->low.at.point);
+}
+
+static int whole_max(const struct numbers *n) {
+    return n->canonical ? CANONICAL_MAX : WHOLE_MAX;
 }
 
 static const struct decimal ZERO;
@@ -499,7 +512,7 @@ bool numbers_is_empty(const struct numbers *n) {
     const struct decimal zero = ZERO;
     const struct span all = {.low_open = true,
                              .unbounded = !n->plain,
-                             .high = {.n = 1, .point = WHOLE_MAX + 1, .digits = {1}}};
+                             .high = {.n = 1, .point = CANONICAL_MAX + 1, .digits = {1}}};
     return !contains(n, &zero) && !has_between(n, false, all) && !has_between(n, true, all);
 }
 
@@ -519,7 +532,7 @@ struct begun {
 };
 
 /* False: no number begins so. */
-static bool read_begun(struct text_span text, struct begun *b) {
+static bool read_begun(const struct numbers *n, struct text_span text, struct begun *b) {
     *b = (struct begun){0};
     size_t at = 0;
     if (at < text.len && text.data[at] == '-') {
@@ -539,7 +552,7 @@ static bool read_begun(struct text_span text, struct begun *b) {
                 return false;
             if (!b->point) {
                 b->zero = c == '0' && b->whole == 0;
-                if (++b->whole > WHOLE_MAX)
+                if (++b->whole > whole_max(n))
                     return false;
                 b->digits.point++;
             } else if (++b->fraction > FRACTION_MAX) {
@@ -567,13 +580,6 @@ static bool read_begun(struct text_span text, struct begun *b) {
 }
 
 /* Whole numbers are written without negative exponents: 10, 1e1 and 0.1e2, not 100e-1. */
-static bool is_whole(const struct numbers *n) {
-    for (uint32_t i = 0; i < n->n_moduli; i++)
-        if (!n->moduli[i].excluded && n->moduli[i].exponent >= 0)
-            return true;
-    return false;
-}
-
 /* Whether the digits so far say no more about what may follow than how many there are: all that a
  * number with this beginning can become is in the set, or, of whole numbers, all that has only
  * zeros after the point. */
@@ -686,7 +692,7 @@ static bool plain_fits(const struct numbers *n, const struct begun *b) {
         return small_fits(b, low, high);
     if (b->point || b->zero || !b->whole)
         return interval_fits(n, b, 0);
-    for (int more = 0; b->whole + more <= WHOLE_MAX; more++)
+    for (int more = 0; b->whole + more <= whole_max(n); more++)
         if (interval_fits(n, b, more))
             return true;
     return false;
@@ -754,7 +760,7 @@ static bool exponent_fits(const struct numbers *n, const struct begun *b) {
 
 bool numbers_can_begin(const struct numbers *n, struct text_span text) {
     struct begun b;
-    if (!read_begun(text, &b))
+    if (!read_begun(n, text, &b))
         return false;
     if (!text.len) /* of either sign */
         return !numbers_is_empty(n);
@@ -772,7 +778,7 @@ bool numbers_can_begin(const struct numbers *n, struct text_span text) {
 
 bool numbers_key(const struct numbers *n, struct text_span text, struct text_buf *out) {
     struct begun b;
-    if (!read_begun(text, &b) || !is_free(n, &b))
+    if (!read_begun(n, text, &b) || !is_free(n, &b))
         return text_append(out, text.data, text.len);
     /* how far it is, and how many digits it may still have; no text begins so */
     const uint8_t key[] = {

@@ -34,9 +34,9 @@ kvasir_status numbers_and(struct grammar_budget *b, const struct numbers *x,
 typedef kvasir_status numbers_part_fn(void *user, struct numbers *part, kvasir_error *err);
 kvasir_status numbers_not(struct grammar_budget *b, const struct numbers *x, numbers_part_fn *fn,
                           void *user, kvasir_error *err) MUST_CHECK;
-/* Before others have the set: its numbers are read without a fraction and an exponent, and those of
- * intersections with it. Only of whole numbers. */
-void numbers_make_plain(struct numbers *n);
+/* Before others have the set: numbers have at most 18 digits before the point, and if all are whole
+ * no point and no exponent. */
+void numbers_make_canonical(struct numbers *n);
 bool numbers_is_empty(const struct numbers *n);
 bool numbers_contains(const struct numbers *n, struct text_span text);
 

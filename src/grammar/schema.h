@@ -100,8 +100,8 @@ struct schema_compiler {
     json_t *root;
     json_t *made; /* array: nodes that are in no text */
     bool legacy;  /* up to draft 7: nothing beside $ref counts */
-    /* "x-canonical": whole numbers have no fraction and no exponent, and a character is escaped
-     * only where it must be or where any character may stand. */
+    /* "x-canonical": numbers as numbers_make_canonical has them, and a character is escaped only
+     * where it must be or where any character may stand. */
     bool canonical;
     struct schema_id *ids;
     size_t n_ids, ids_cap;

@@ -117,6 +117,8 @@ const struct numbers *schema_numbers(struct schema_compiler *c, kvasir_status st
         schema_no_memory(c);
         return NULL;
     }
+    if (c->canonical)
+        numbers_make_canonical(n);
     return c->numbers[c->n_numbers++] = n;
 }
 

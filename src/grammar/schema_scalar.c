@@ -56,8 +56,6 @@ static bool and_numbers(struct schema_compiler *c, struct schema_branch *b,
 static const struct numbers *whole(struct schema_compiler *c, json_t *node) {
     struct numbers *n;
     const kvasir_status status = numbers_whole(c->b, &n, c->err);
-    if (!status && c->canonical)
-        numbers_make_plain(n);
     return schema_numbers(c, status, status ? NULL : n, node, "type");
 }
 
@@ -298,8 +296,6 @@ static const struct numbers *one_number(struct schema_compiler *c, json_t *value
     number_text(value, text);
     const struct text_span span = {text, strlen(text)};
     const kvasir_status status = numbers_bounded(c->b, EQUAL_TO, span, &n, c->err);
-    if (!status && c->canonical && json_is_integer(value))
-        numbers_make_plain(n);
     return schema_numbers(c, status, status ? NULL : n, node, "enum");
 }
 

@@ -107,7 +107,11 @@ static void test_canonical(void **state) {
     static const struct hand_case CASES[] = {
         {CANONICAL("\"type\":\"integer\""), {"-3", "0", "100"}, {"2.0", "1e2", "-0.0", "1E0"}},
         {CANONICAL("\"type\":\"integer\",\"minimum\":5"), {"5", "40"}, {"-1", "4", "5.0", "1e1"}},
-        {CANONICAL("\"type\":\"number\""), {"2.0", "1e2", "-0.5"}, {"01"}},
+        {CANONICAL("\"type\":\"number\""), {"2.0", "1e2", "-0.5"}, {"01", "1000000000000000000"}},
+        {CANONICAL("\"type\":\"number\",\"multipleOf\":11"),
+         {"22", "999999999999999999"},
+         {"22.0", "1000000000000000010"}},
+        {CANONICAL("\"minimum\":1e20,\"type\":\"number\""), {"1e20", "2.5e30"}, {"1", "1e2"}},
         {CANONICAL("\"enum\":[1,2.5,\"a\\\"b/\\n\"]"),
          {"1", "2.5", "2.50", "\"a\\\"b/\\n\""},
          {"1.0", "1e0", "\"\\u0061\\\"b/\\n\"", "\"a\\\"b\\/\\n\""}},
