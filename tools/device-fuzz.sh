@@ -7,8 +7,9 @@
 # device-fuzz.sh run SECONDS [TARGET:N...]
 #     on a machine with many cores and no compiler that has that file: N workers of each target at
 #     once, which share what they find (default: 1 of every target). Prints a log for
-#     bench/results/; exit 1 on a finding. New inputs go into OUT/corpus.tar.gz: unpacked in
-#     build-fuzz, the next run here or there begins with them.
+#     bench/results/; exit 1 on a finding. Of all inputs those that are needed for the edges, and
+#     have at most 8 KiB, go into OUT/corpus.tar.xz: unpacked in build-fuzz, the next run here or
+#     there begins with them.
 #
 # Environment of run: COMMIT, OUT: a folder for findings and new inputs.
 set -euo pipefail
@@ -81,6 +82,14 @@ for arg; do
         echo "$target $worker"
     done
 done | xargs -P 0 -L1 bash -c 'run $0 $1' || failed=1
-tar czf "$out/corpus.tar.gz" -C "$out" corpus
-rm -r "$out/corpus"
+keep() { # TARGET
+    mkdir -p "$out/kept/corpus/$1"
+    "$bundle"/lib/ld-linux-x86-64.so.2 --library-path "$bundle/lib" "$bundle/fuzz_$1" -merge=1 \
+        -max_len=8192 -max_total_time=60 "$out/kept/corpus/$1" "$out/corpus/$1" \
+        "$bundle/corpus/$1" >/dev/null 2>&1 || echo "$1: not all inputs are kept"
+}
+export -f keep
+printf '%s\n' "${@%:*}" | xargs -P 0 -I{} bash -c 'keep {}'
+tar cJf "$out/corpus.tar.xz" -C "$out/kept" corpus
+rm -r "$out/corpus" "$out/kept"
 exit "${failed:-0}"

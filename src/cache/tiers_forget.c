@@ -61,10 +61,10 @@ static int order(const void *a, const void *b) {
  * listed again meanwhile are listed once from now on. */
 static void settle(struct store *w, uint32_t n, bool good) {
     uint32_t kept = 0;
-    if (good) {
+    if (good && n) {
         w->n_forgets -= n;
         memmove(w->forgets, w->forgets + n, w->n_forgets * sizeof *w->forgets);
-    } else if (w->n_forgets > n) {
+    } else if (!good && w->n_forgets > n) {
         qsort(w->forgets, w->n_forgets, sizeof *w->forgets, order);
         for (uint32_t i = 0; i < w->n_forgets; i++)
             if (kept == 0 || !tier_key_equal(w->forgets[kept - 1], w->forgets[i]))

@@ -293,8 +293,11 @@ static uint64_t bytes_in_tiers(const struct kvasir_engine *e) {
 
 static kvasir_status make_scheduler(struct kvasir_engine *e, const kvasir_engine_options *o,
                                     kvasir_error *err) {
-    enum { POINTS_TOKENS = 16 * TILE_TOKENS }; /* states of recurrent layers, by default */
+    /* States of recurrent layers: every so many tokens by default; more near the ends of prompts if
+     * the budget holds so many. */
+    enum { POINTS_TOKENS = 16 * TILE_TOKENS, MANY_STATES = 256 };
     struct settled *s = &e->ctx->options;
+    const uint64_t budget = kv_pool_stats(kv_cache_pool(e->ctx->cache)).budget_bytes;
     e->max_running = o->max_running;
     if (e->max_running < 1)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "engine.max_running", "must be at least 1");
@@ -302,11 +305,12 @@ static kvasir_status make_scheduler(struct kvasir_engine *e, const kvasir_engine
         e->max_running = s->prefill_chunk;
         settled_fact(s, KVASIR_FACT_RUNNING_LOWERED, o->max_running, e->max_running, 0, 0);
     }
-    const struct sched_options options = {.tiers = e->tiers,
-                                          .max_running = e->max_running,
-                                          .step_rows = s->prefill_chunk,
-                                          .snapshot_tokens = s->snapshot_tokens ? s->snapshot_tokens
-                                                                                : POINTS_TOKENS};
+    const struct sched_options options = {
+        .tiers = e->tiers,
+        .max_running = e->max_running,
+        .step_rows = s->prefill_chunk,
+        .snapshot_tokens = s->snapshot_tokens ? s->snapshot_tokens : POINTS_TOKENS,
+        .points_near_ends = s->cache.state_bytes <= budget / MANY_STATES};
     const struct sched_host host = request_host(e);
     kv_cache_keep_ready(e->ctx->cache, e->max_running, bytes_in_tiers(e));
     return sched_create(e->ctx->cache, e->tree, &options, &host, &e->sched, err);

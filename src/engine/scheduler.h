@@ -123,6 +123,7 @@ struct sched_options {
     uint32_t step_rows;
     /* recurrent layers' states are kept every so many tokens; 0: where prompts and answers end */
     uint32_t snapshot_tokens;
+    bool points_near_ends; /* and closer to each other towards the end of a prompt */
 };
 
 struct sched;

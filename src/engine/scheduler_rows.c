@@ -16,30 +16,43 @@ static bool ends_at_tier_point(const struct sched *s, const struct task *t, uint
            (s->recurrent || kv_cache_outruns(s->cache, at, point, end));
 }
 
-/* Recurrent layers: steps end at lengths at which the tree is to store their state. */
-bool rows_end_at_point(const struct sched *s, const struct task *t, uint32_t length) {
-    const uint32_t every = s->options.snapshot_tokens;
-    return s->recurrent && is_stored(s, t) && length > 0 &&
-           (length == t->n_prompt - 1 || length == t->hit_point || length == tier_point(s, t) ||
-            (every && length % every == 0));
+static uint32_t nearer(uint32_t next, uint32_t point, uint32_t at) {
+    return point > at && point < next ? point : next;
 }
 
-/* Rows until the next hit point, or all that the task's tokens need. */
+/* Recurrent layers: the next length after `at` at which the tree is to store their state;
+ * UINT32_MAX: none. The end of a prompt is where the next one differs most often (an agent's
+ * reminder moves, a question is asked again in other words), so points are closer there: whole
+ * pages 1, 2, 4 ... pages apart, counted from the end. */
+static uint32_t next_point(const struct sched *s, const struct task *t, uint32_t at) {
+    const uint32_t every = s->options.snapshot_tokens, last = t->n_prompt - 1,
+                   page = last / TILE_TOKENS * TILE_TOKENS;
+    uint32_t next = nearer(UINT32_MAX, last, at);
+    next = nearer(next, t->hit_point, at);
+    next = nearer(next, tier_point(s, t), at);
+    if (every)
+        next = nearer(next, at / every * every + every, at);
+    if (s->options.points_near_ends)
+        for (uint32_t back = 0; back < every && back < page; back = 2 * back + TILE_TOKENS)
+            next = nearer(next, page - back, at);
+    ASSERT(next > at);
+    return next;
+}
+
+bool rows_end_at_point(const struct sched *s, const struct task *t, uint32_t length) {
+    return s->recurrent && is_stored(s, t) && length > 0 && next_point(s, t, length - 1) == length;
+}
+
+/* Rows until the next point, or all that the task's tokens need. */
 static uint32_t rows_left(const struct sched *s, const struct task *t) {
-    const uint32_t at = seq_length(t->seq), every = s->options.snapshot_tokens;
+    const uint32_t at = seq_length(t->seq);
     uint32_t end = t->n_tokens;
     if (!is_stored(s, t))
         return end - at;
     if (ends_at_tier_point(s, t, at, end))
         end = tier_point(s, t);
-    if (!s->recurrent)
-        return end - at;
-    if (at < t->n_prompt - 1 && t->n_prompt - 1 < end)
-        end = t->n_prompt - 1;
-    if (at < t->hit_point && t->hit_point < end)
-        end = t->hit_point;
-    if (every && at / every * every + every < end)
-        end = at / every * every + every;
+    if (s->recurrent)
+        end = min_u32(end, next_point(s, t, at));
     return end - at;
 }
 

@@ -205,7 +205,8 @@ void restarts_start(struct restarts *w, const struct restarts_model *m, struct t
         o.tiers[o.n++] = make_remote(w);
     need(tree_create(m->ctx->cache, 1000, &w->tree, &err), &err);
     need(tiers_create(w->tree, &o, &w->tiers, &err), &err);
-    const struct sched_options options = {w->tiers, 1, m->ctx->options.prefill_chunk, 0};
+    const struct sched_options options = {
+        .tiers = w->tiers, .max_running = 1, .step_rows = m->ctx->options.prefill_chunk};
     need(sched_create(m->ctx->cache, w->tree, &options, &host, &w->sched, &err), &err);
 }
 

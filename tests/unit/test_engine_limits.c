@@ -111,11 +111,13 @@ static void test_bad_requests(void **state) {
 /* An engine whose budget is its fixed buffers and `bytes`. */
 static kvasir_engine *start_with(uint64_t bytes, uint32_t max_running) {
     kvasir_engine_options o = answers_options(48);
-    kvasir_engine *e = answers_engine(model, &o);
-    kvasir_engine_stats s;
-    kvasir_engine_get_stats(e, &s);
-    kvasir_engine_destroy(e);
-    o.cache_memory_bytes = s.fixed_bytes + bytes;
+    for (int i = 0; i < 2; i++) { /* the buffers depend on the budget a little */
+        kvasir_engine *e = answers_engine(model, &o);
+        kvasir_engine_stats s;
+        kvasir_engine_get_stats(e, &s);
+        kvasir_engine_destroy(e);
+        o.cache_memory_bytes = s.fixed_bytes + bytes;
+    }
     o.max_running = max_running;
     return answers_engine(model, &o);
 }

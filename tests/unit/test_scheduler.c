@@ -66,15 +66,19 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     w->order[w->ended++] = (uint32_t)(t - w->tasks);
 }
 
-/* state_bytes: of recurrent layers; 0: there are none. */
+/* state_bytes: of recurrent layers; 0: there are none. With NEAR_ENDS tokens between snapshots there
+ * are more of them near the ends of prompts. */
+enum { NEAR_ENDS = 1024 };
 static struct world *make_recurrent(uint64_t budget, uint32_t max_running, uint64_t state_bytes,
                                     uint32_t snapshot_tokens) {
     struct world *w = calloc(1, sizeof *w);
     const struct kv_shape shape = {.layers = 2, .kv_heads = 2, .head_dim = 64};
     const struct kv_cache_options o = {
         .k = {.bits = 8}, .v = {.bits = 4}, .state_bytes = state_bytes, .budget_bytes = budget};
-    const struct sched_options options = {
-        .max_running = max_running, .step_rows = STEP_ROWS, .snapshot_tokens = snapshot_tokens};
+    const struct sched_options options = {.max_running = max_running,
+                                          .step_rows = STEP_ROWS,
+                                          .snapshot_tokens = snapshot_tokens,
+                                          .points_near_ends = snapshot_tokens == NEAR_ENDS};
     const struct sched_host host = {
         .user = w, .run = host_run, .next = host_next, .ended = host_ended};
     kvasir_error err;
@@ -363,6 +367,24 @@ static void test_states_inside_answers(void **state) {
     drop(w);
 }
 
+/* Near a prompt's end states are kept 1, 2, 4 .. pages apart. */
+static void test_states_near_ends(void **state) {
+    (void)state;
+    static const uint32_t CASES[][2] = {{1000, 1000}, {999, 999}, {998, 960}, {959, 896},
+                                        {895, 768},   {767, 512}, {511, 0}};
+    enum { PROMPT = 1000, N = sizeof CASES / sizeof *CASES };
+    for (uint32_t i = 0; i < N; i++) {
+        struct world *w = make_recurrent((uint64_t)64 << 20, 4, 40000, NEAR_ENDS);
+        for (uint32_t k = 0; k < 2; k++) {
+            submit(w, k, PROMPT + k, 0, 1);
+            memcpy(w->tasks[k].tokens, w->tasks[0].tokens, (k ? CASES[i][0] : 0) * sizeof(int32_t));
+            run_all(w);
+        }
+        assert_int_equal(w->tasks[1].hit.length, CASES[i][1]);
+        drop(w);
+    }
+}
+
 /* A step that ends two tokens before the prompt's end is followed by one that ends where the state
  * of the prompt is kept. */
 static void test_state_of_a_prompt(void **state) {
@@ -431,6 +453,7 @@ int main(void) {
         cmocka_unit_test(test_need_is_enough),
         cmocka_unit_test(test_states_inside_answers),
         cmocka_unit_test(test_states_inside_answers_take_no_room),
+        cmocka_unit_test(test_states_near_ends),
         cmocka_unit_test(test_state_of_a_prompt),
         cmocka_unit_test(test_failure_serves_the_next),
         cmocka_unit_test(test_alone_under_many_nodes),
