@@ -22,6 +22,8 @@
 #              then a minute under each sanitizer
 #   schemas    KVASIR_SOAK_SCHEMAS answers (500) of Qwen2.5-Coder under real schemas, each judged by
 #              PyPI's jsonschema (tests/soak/schemas.py)
+#   agents     conversations of agents, to 30,000 tokens: what is computed beside the least that is
+#              possible, on plain and hybrid models (tests/soak/agent_traces.py)
 #   recall     a fact at the start of 22,000 tokens, over 8-bit keys and 4-bit values
 #   mutants    planted bugs (tools/mutants.sh)
 #   drawn      KVASIR_SOAK_DRAWN changes (200) drawn by a script (tools/draw_mutants.py)
@@ -33,7 +35,7 @@ exec </dev/null
 stages=("$@")
 [ $# != 0 ] ||
     stages=(kcheck arm property tiers server fuzz interop goldens proxy framing attack schemas
-        recall mutants drawn asan tsan)
+        agents recall mutants drawn asan tsan)
 
 mkdir -p bench/results
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
@@ -117,6 +119,7 @@ for stage in "${stages[@]}"; do
             models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf \
             ../shared/fixtures/json-schema/maskbench.jsonl --count "${KVASIR_SOAK_SCHEMAS:-500}"
         ;;
+    agents) python3 tests/soak/agent_traces.py build-ci/kvasir ../shared ;;
     recall) MODELS_DIR=$PWD/models bash tests/soak/recall.sh build-ci/kvasir ;;
     mutants) tools/mutants.sh ;;
     drawn)
