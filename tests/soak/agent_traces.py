@@ -127,8 +127,8 @@ class Server:
                                        "add_generation_prompt": True})["tokens"]
 
     def answer(self, prompt, text):
-        """Has the model write the text; returns how many of the prompt's tokens were cached. Asked for
-        log-probabilities it computes every token: a text of one choice is not computed at all."""
+        """Has the model write the text; returns how many of the prompt's tokens were cached. Asked
+        for log-probabilities it computes every token; else a text of one choice is not computed."""
         body = {"prompt": prompt, "max_tokens": 4096, "temperature": 0, "logprobs": 0,
                 "structured_outputs": {"choice": [text]}}
         reply = self.post("/v1/completions", body)
