@@ -17,10 +17,9 @@ texts. Traces:
     agents      a main agent and three that it starts, in turn, with a prompt of their own
     retries     each turn asked three times, the last answer kept
 
-The least is that of an infinite cache: a request computes its prompt without the longest prefix that
-an earlier request's prompt and answer had, but its last token at least. Hybrid models go on only
-where a state can be stored (docs/cache-policy.md); what their least would be without that is printed
-in brackets.
+The least is that of an infinite cache: a request computes its prompt without the longest prefix
+that an earlier request's prompt and answer had, but its last token at least. Hybrid models go on
+only where a state can be stored (docs/cache-policy.md); in brackets the same without that.
 """
 import argparse
 import json
