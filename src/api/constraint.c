@@ -78,17 +78,34 @@ static json_t *arguments_schema(json_t *function, size_t i, struct api_error *er
     return NULL;
 }
 
-/* Forced calls have the arguments of the schema unless "strict" is false; others if it is true. */
+/* Whether a schema compiles by itself; false with *why. */
+static bool compiles(json_t *schema, kvasir_error *why) {
+    char *text = grammar_schema_text(schema);
+    kvasir_grammar *grammar = NULL;
+    *why = (kvasir_error){.code = KVASIR_ERR_MEMORY, .text = "out of memory"};
+    const bool good = text && kvasir_grammar_create(KVASIR_GRAMMAR_JSON_SCHEMA, text, strlen(text),
+                                                    &grammar, why) == KVASIR_OK;
+    free(text);
+    kvasir_grammar_destroy(grammar);
+    return good;
+}
+
+/* Forced calls have the arguments of the schema, others if "strict" is true. With "strict": false,
+ * which some clients always send, a schema that cannot be enforced is none. */
 static bool add_rule(struct shape *s, json_t *tool, size_t i, struct api_error *err) {
     json_t *function = json_object_get(tool, "function"), *strict = api_get(function, "strict");
     const char *name = json_string_value(json_object_get(function, "name"));
-    const bool enforced =
-        s->c->calls == CALLS_FORCED ? !json_is_false(strict) : json_is_true(strict);
+    const bool enforced = s->c->calls == CALLS_FORCED || json_is_true(strict);
+    kvasir_error why;
     if (!is_allowed(s->c, name))
         return true;
     json_t *schema = enforced ? arguments_schema(function, i, err) : NULL;
     if (enforced && !schema)
         return false;
+    if (schema && json_is_false(strict) && !compiles(schema, &why)) {
+        json_decref(schema);
+        schema = NULL;
+    }
     ASSERT(s->n < TOOLS_MAX);
     s->rules[s->n++] = (struct tool_rule){name, schema};
     return true;
@@ -331,17 +348,8 @@ bool constraint_apply(const struct api_setup *setup, const char *prompt, size_t 
 
 /* Whether a schema compiles by itself; false with *err, the schema's path and why. */
 static bool check_schema(const char *path, json_t *schema, struct api_error *err) {
-    char *text = grammar_schema_text(schema);
-    kvasir_grammar *grammar = NULL;
     kvasir_error why;
-    if (!text)
-        return api_no_memory(err);
-    const bool good = kvasir_grammar_create(KVASIR_GRAMMAR_JSON_SCHEMA, text, strlen(text),
-                                            &grammar, &why) == KVASIR_OK ||
-                      api_library_failed(err, path, &why);
-    free(text);
-    kvasir_grammar_destroy(grammar);
-    return good;
+    return compiles(schema, &why) || api_library_failed(err, path, &why);
 }
 
 /* The request's time is over, or its client has gone. */

@@ -175,6 +175,27 @@ def openai_refusals(server):
     bad("grammar", "", extra_body={"grammar": "root ::= b"})
 
 
+@case("openai")
+def openai_responses(server):
+    c = openai_client(server)
+    first = c.responses.create(model=MODEL, input=ASK, max_output_tokens=LIMIT, temperature=0)
+    assert first.output_text and first.status in ("completed", "incomplete"), first
+    second = c.responses.create(model=MODEL, input="And how old?", max_output_tokens=20,
+                                previous_response_id=first.id, temperature=0)
+    assert second.previous_response_id == first.id
+    cached = second.usage.input_tokens_details.cached_tokens
+    assert cached >= first.usage.input_tokens, (cached, first.usage)
+    parsed = c.responses.parse(model=MODEL, input=ASK, text_format=Person,
+                               max_output_tokens=LIMIT, temperature=0)
+    is_person(parsed.output_parsed)
+    tool = {"type": "function", "name": WEATHER["name"], "parameters": WEATHER["parameters"]}
+    with c.responses.stream(model=MODEL, input="Weather in Oslo?", tools=[tool], temperature=0,
+                            tool_choice="required", parallel_tool_calls=False,
+                            max_output_tokens=LIMIT) as stream:
+        (call,) = stream.get_final_response().output
+    is_weather(call.name, call.arguments)
+
+
 # ---- anthropic -----------------------------------------------------------------------------------
 
 
@@ -276,6 +297,13 @@ def langchain_bind_tools_any(server):
     model = langchain(server).bind_tools([function(WEATHER)], tool_choice="any")
     (call, *_) = model.invoke("Weather in Oslo?").tool_calls
     is_weather(call["name"], call["args"])
+
+
+@case("langchain")
+def langchain_responses(server):
+    model = langchain(server, use_responses_api=True)
+    assert model.invoke("Say hello.").text
+    is_person(model.with_structured_output(Person).invoke(ASK))
 
 
 def langchain_anthropic(server):
@@ -387,6 +415,31 @@ def agents_output_type(server):
     is_person(run_agent(server, ASK, output_type=Person))
 
 
+@case("agents")
+def agents_default(server):
+    """The Responses API, which the framework uses unless it is told otherwise, and a tool."""
+    from agents import (Agent, ModelSettings, OpenAIResponsesModel, Runner, function_tool,
+                        set_tracing_disabled)
+    set_tracing_disabled(True)
+    asked = []
+
+    @function_tool
+    def get_weather(city: Literal["Oslo", "Bergen"]) -> str:
+        """The weather of a city."""
+        asked.append(city)
+        return "Rain, 4 degrees."
+
+    model = OpenAIResponsesModel(model=MODEL,
+                                 openai_client=openai_client(server, openai.AsyncOpenAI))
+    agent = Agent(name="a", instructions="Be brief.", model=model, tools=[get_weather],
+                  tool_use_behavior="stop_on_first_tool",
+                  model_settings=ModelSettings(max_tokens=LIMIT, temperature=0,
+                                               tool_choice="required",
+                                               parallel_tool_calls=False))
+    run = Runner.run_sync(agent, "What is the weather in Oslo?", max_turns=4)
+    assert run.final_output == "Rain, 4 degrees." and asked, (run.final_output, asked)
+
+
 # ---- pydantic-ai ---------------------------------------------------------------------------------
 
 
@@ -415,6 +468,18 @@ def pydantic_prompted(server):
 @case("pydantic")
 def pydantic_tool(server):
     is_person(pydantic_agent(server, Person))
+
+
+@case("pydantic")
+def pydantic_responses(server):
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+    model = OpenAIResponsesModel(MODEL, provider=OpenAIProvider(base_url=server.url + "/v1",
+                                                                api_key="none"))
+    agent = Agent(model, output_type=Person, retries=3,
+                  model_settings={"max_tokens": LIMIT, "temperature": 0})
+    is_person(agent.run_sync(ASK).output)
 
 
 @case("pydantic")

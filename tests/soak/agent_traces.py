@@ -3,7 +3,8 @@
 """Agents' conversations of up to 30,000 tokens against `kvasir serve`: what is computed beside the
 least that is possible.
 
-    agent_traces.py KVASIR SHARED [--tokens N] [--turns N] [--limit RATIO]
+    agent_traces.py KVASIR SHARED [--tokens N] [--turns N] [--limit RATIO] [--traces NAME,..]
+                    [--models NAME,..]
 
 Each request is a chat rendered by Qwen3's template, which drops earlier reasoning; its answer is
 the trace's own, forced by `guided_choice`, so that the cache holds what an agent's model would have
@@ -268,7 +269,7 @@ def last_point(length, prompt, whole):
 
 def run_trace(server, name, hybrid, turns, tokens, seed):
     """[prompt tokens, computed, least, least without states], requests, the longest."""
-    per_turn = max(tokens // turns - 400, 50)
+    per_turn = max((tokens - 3600) // turns - 240, 50)
     seen, totals = [], [0, 0, 0, 0]
     for messages, text in TRACES[name](Writer(seed), turns, per_turn):
         prompt = server.prompt(messages, TOOLS)
@@ -291,6 +292,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=30000)
     parser.add_argument("--turns", type=int, default=50)
     parser.add_argument("--limit", type=float, default=1.03)
+    parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("--models", default="llama,qwen3_next,lfm2")
     o = parser.parse_args()
     failed = False
@@ -298,7 +300,7 @@ def main():
         for model in o.models.split(","):
             made = os.path.join(folder, model)
             make_model(o.shared, model, made)
-            for number, name in enumerate(TRACES):
+            for number, name in enumerate(o.traces.split(",")):
                 with open(os.path.join(folder, "log"), "w", encoding="utf-8") as log:
                     server = Server(o.kvasir, made, log)
                     try:

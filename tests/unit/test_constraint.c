@@ -212,6 +212,9 @@ static void test_forced(void **state) {
              "\"x-canonical\": true}");
     assert_true(r.answer.single);
     forced("\"tools\":[" F(AB, ",\"strict\":false") "],\"tool_choice\":\"required\"");
+    has_rule("args-0 ::= %json " AB_TEXT);
+    forced("\"tools\":[" F("{\"$ref\":\"#/$defs/x\"}", ",\"strict\":false") "],\"tool_choice\":"
+                                                                            "\"required\"");
     has_rule("args-0 ::= %json {\"type\":\"object\"}");
     forced("\"tools\":[" F("{\"$ref\":\"#/$defs/x\"}", ",\"strict\":true") "],\"tool_choice\":"
                                                                            "\"required\"");

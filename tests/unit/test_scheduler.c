@@ -66,8 +66,8 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     w->order[w->ended++] = (uint32_t)(t - w->tasks);
 }
 
-/* state_bytes: of recurrent layers; 0: there are none. With NEAR_ENDS tokens between snapshots, more
- * of them near the ends of prompts. */
+/* state_bytes: of recurrent layers; 0: there are none. NEAR_ENDS tokens between snapshots:
+ * more of them near the ends of prompts. */
 enum { NEAR_ENDS = 1024 };
 static struct world *make_recurrent(uint64_t budget, uint32_t max_running, uint64_t state_bytes,
                                     uint32_t snapshot_tokens) {
