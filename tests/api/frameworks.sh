@@ -24,5 +24,9 @@ for part in $parts; do
     timeout 200 "$python" -B "$SOURCE_DIR/tests/clients/frameworks_client.py" "$part" "$url" ||
         die "$part; the end of the log: $(tail -n 3 "$log")"
 done
+pages=("$SOURCE_DIR"/docs/clients/{anthropic,instructor,langchain,litellm}.md
+    "$SOURCE_DIR"/docs/clients/{openai-agents,openai,pydantic-ai}.md)
+timeout 200 "$python" -B "$SOURCE_DIR/tests/clients/docs.py" "$url" "${pages[@]}" ||
+    die "a page of docs/clients; the end of the log: $(tail -n 3 "$log")"
 ! grep -E 'status=5|finish=error' "$log" || die "the server failed"
 exit 0
