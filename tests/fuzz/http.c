@@ -6,6 +6,7 @@
 #include <strings.h>
 
 #include "fuzz.h"
+#include "http/http.h"
 #include "http/http_head.h"
 
 /* What was understood, as text: "status", or method, path and fields, then the body. */
@@ -53,6 +54,23 @@ static void check_head(const struct http_head *h) {
         fuzz_fail("an ambiguous head is accepted");
 }
 
+static void note_query(struct seen *s, const char *query) {
+    static char name[HTTP_PARAM_MAX], value[HTTP_PARAM_MAX];
+    const char *at = query, *end = query + strlen(query);
+    for (enum http_param got; (got = http_query_next(&at, name, value)) != HTTP_PARAM_END;) {
+        if (at > end || (*at && *at != '&'))
+            fuzz_fail("the query is read past an argument's end");
+        if (got == HTTP_PARAM_BAD)
+            continue;
+        if (strlen(name) >= HTTP_PARAM_MAX || strlen(value) >= HTTP_PARAM_MAX)
+            fuzz_fail("a longer argument than there is room for");
+        note(s, name, strlen(name));
+        note(s, value, strlen(value));
+    }
+    if (at != end)
+        fuzz_fail("a part of the query is not read");
+}
+
 /* The bytes known so far grow by `step`. */
 static bool read_head(struct seen *s, struct http_head *h, char **text, const char *data,
                       size_t size, size_t step) {
@@ -82,6 +100,7 @@ static bool read_head(struct seen *s, struct http_head *h, char **text, const ch
     check_head(h);
     note(s, h->method, strlen(h->method));
     note(s, h->path, strlen(h->path));
+    note_query(s, h->query);
     for (size_t i = 0; i < h->n_fields; i++) {
         note(s, h->fields[i].name, strlen(h->fields[i].name));
         note(s, h->fields[i].value, strlen(h->fields[i].value));
