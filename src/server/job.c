@@ -62,6 +62,7 @@ struct job {
     struct events taken; /* from queue, read up to taken_at */
     size_t taken_at;
     kvasir_error taken_error;
+    struct api_times seen;           /* when what is written happened */
     bool finished;                   /* the stream is complete */
     struct metrics_request measured; /* from submit on, of the engine's thread only */
     struct job *prev, *next;         /* under the server's mutex */
@@ -256,6 +257,12 @@ static void on_event(void *user, const kvasir_event *e) {
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
+/* Under the job's mutex, or once the answer is complete. */
+static void see_times(struct job *j) {
+    const struct metrics_request *t = &j->times;
+    j->seen = (struct api_times){t->submitted_us, t->started_us, t->first_us, t->last_us};
+}
+
 static void read_queued(struct job *j, kvasir_event *e) {
     const char *at = j->taken.data + j->taken_at;
     memcpy(e, at, sizeof *e);
@@ -297,6 +304,7 @@ static bool take_events(struct job *j) {
     j->queue = empty;
     j->queue.len = j->taken_at = 0;
     j->taken_error = j->error;
+    see_times(j);
     const uint32_t done = j->prompt_done, tokens = j->prompt_tokens;
     const bool too_slow = j->too_slow, silent = j->comment_due && j->taken.len == 0;
     j->comment_due = false;
@@ -375,7 +383,7 @@ static bool check_limits(const struct job *j, struct api_error *err) {
 }
 
 static struct protocol_context context_of(const struct job *j) {
-    return (struct protocol_context){&j->setup, &j->request, j->id, j->created};
+    return (struct protocol_context){&j->setup, &j->request, j->id, j->created, &j->seen};
 }
 
 /* A JSON text as one line: all its control characters are blanks. */
@@ -504,14 +512,37 @@ static bool submit(struct job *j, const struct http_exchange *exchange, struct a
     return true;
 }
 
+/* Answer to text, all of it charged; what it is made of goes back at once. */
+static void write_answer(struct job *j) {
+    const struct protocol_context context = context_of(j);
+    struct api_error err;
+    see_times(j);
+    struct charge *before = charge_enter(j->charge);
+    json_t *body = j->protocol->body(&j->answer, &context, &err);
+    j->text = body ? reply_dump(body) : NULL;
+    api_answer_free(&j->answer);
+    charge_leave(before);
+    if (j->text)
+        return;
+    if (body)
+        api_no_memory(&err);
+    if (err.status == HTTP_CLIENT_CLOSED && atomic_load(&j->server->stopping))
+        err.status = HTTP_UNAVAILABLE;
+    if (err.status == HTTP_SERVER_ERROR)
+        (void)reply_memory_error(j->exchange, &err);
+    j->refused = err;
+}
+
 /* On a worker: reads the body and submits the request. False with *err. */
 static bool read_and_submit(struct job *j, struct api_error *err) {
     struct charge *before = charge_enter(j->charge);
     const bool read = read_request(j, j->exchange, err);
     charge_leave(before);
     if (read) {
+        if (j->request.idle)
+            write_answer(j);
         if (!text_ended(&j->end))
-            return submit(j, j->exchange, err);
+            return j->request.idle || submit(j, j->exchange, err);
         *err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
     }
     if (text_end_explain(&j->end, err))
@@ -529,13 +560,15 @@ static void work_on(struct work *work) {
     struct server *s = j->server;
     struct api_error err;
     const bool good = read_and_submit(j, &err);
-    if (!good) {
+    const bool idle = good && j->request.idle;
+    if (!good || idle) {
         pthread_mutex_lock(&s->mutex);
         count_complete(s);
         pthread_mutex_unlock(&s->mutex);
     }
     pthread_mutex_lock(&j->mutex);
-    j->phase = good ? JOB_SUBMITTED : JOB_REFUSED;
+    j->phase = idle ? JOB_WRITTEN : good ? JOB_SUBMITTED : JOB_REFUSED;
+    j->complete |= idle;
     if (!good)
         j->refused = err;
     http_wake(j->exchange);
@@ -571,7 +604,9 @@ enum http_step job_begin(struct server *s, struct http_exchange *exchange,
 }
 
 static enum http_step begin_stream(struct job *j, struct http_exchange *exchange) {
-    struct http_reply reply = reply_head(j->server, HTTP_OK, "text/event-stream; charset=utf-8");
+    const char *type = j->protocol->stream_type;
+    struct http_reply reply =
+        reply_head(j->server, HTTP_OK, type ? type : "text/event-stream; charset=utf-8");
     http_reply_header(&reply, "X-Accel-Buffering", "no"); /* proxies pass it on at once */
     http_reply_header(&reply, "X-Request-Id", *j->client_id ? j->client_id : j->id);
     return http_reply_stream(exchange, &reply, fill);
@@ -586,26 +621,6 @@ static size_t answer_bytes(const struct job *j) {
         n += c->len + TOKEN * (c->n_top + (c->tokens ? c->n_tokens : 0));
     }
     return n;
-}
-
-/* Answer to text, all of it charged; what it is made of goes back at once. */
-static void write_answer(struct job *j) {
-    const struct protocol_context context = context_of(j);
-    struct api_error err;
-    struct charge *before = charge_enter(j->charge);
-    json_t *body = j->protocol->body(&j->answer, &context, &err);
-    j->text = body ? reply_dump(body) : NULL;
-    api_answer_free(&j->answer);
-    charge_leave(before);
-    if (j->text)
-        return;
-    if (body)
-        api_no_memory(&err);
-    if (err.status == HTTP_CLIENT_CLOSED && atomic_load(&j->server->stopping))
-        err.status = HTTP_UNAVAILABLE;
-    if (err.status == HTTP_SERVER_ERROR)
-        (void)reply_memory_error(j->exchange, &err);
-    j->refused = err;
 }
 
 static void write_on(struct work *work) {

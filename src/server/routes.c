@@ -174,6 +174,28 @@ static enum http_step run_page(struct server *s, struct http_exchange *exchange,
     return http_reply_static(exchange, &reply, SERVER_PAGE, SERVER_PAGE_LEN);
 }
 
+static struct api_model about_model(const struct server *s) {
+    struct api_model m = {.setup = &s->setup, .since_s = s->started_s};
+    kvasir_model_get_info(s->model, &m.info);
+    return m;
+}
+
+#define DEFINE_MODEL(name)                                                                         \
+    static enum http_step run_##name(struct server *s, struct http_exchange *exchange,             \
+                                     const struct route *r, const struct tenant *t) {              \
+        const struct api_model m = about_model(s);                                                 \
+        (void)r, (void)t;                                                                          \
+        return reply_json(s, exchange, HTTP_OK, name(&m));                                         \
+    }
+DEFINE_MODEL(ollama_tags)
+DEFINE_MODEL(ollama_ps)
+
+static enum http_step run_ollama_version(struct server *s, struct http_exchange *exchange,
+                                         const struct route *r, const struct tenant *t) {
+    (void)r, (void)t;
+    return reply_json(s, exchange, HTTP_OK, json_pack("{s:s}", "version", OLLAMA_VERSION));
+}
+
 #define TEXT_FUNCTION(name)                                                                        \
     static bool name(const struct server *s, const struct api_setup *setup, struct api_body *body, \
                      struct text_buf *out, struct api_error *err)
@@ -204,11 +226,18 @@ TEXT_FUNCTION(count_input) {
     return responses_count(setup, body, out, err);
 }
 
+TEXT_FUNCTION(show) {
+    const struct api_model m = about_model(s);
+    (void)setup;
+    return ollama_show(&m, body, out, err);
+}
+
 static const struct text_kind TOKENIZE = {text_endpoint_wants, tokenize},
                               DETOKENIZE = {text_endpoint_wants, detokenize},
                               APPLY_TEMPLATE = {text_endpoint_wants, apply_template},
                               COUNT_TOKENS = {anthropic_wants, count_tokens},
-                              COUNT_INPUT = {responses_wants, count_input};
+                              COUNT_INPUT = {responses_wants, count_input},
+                              SHOW = {ollama_wants, show};
 
 static enum http_step run_text(struct server *s, struct http_exchange *exchange,
                                const struct route *r, const struct tenant *t) {
@@ -318,6 +347,12 @@ static const struct route ROUTES[] = {
     {"POST", "/tokenize", "tokenize", KEY, run_text, NULL, &TOKENIZE},
     {"POST", "/detokenize", "detokenize", KEY, run_text, NULL, &DETOKENIZE},
     {"POST", "/apply-template", "apply_template", KEY, run_text, NULL, &APPLY_TEMPLATE},
+    {"POST", "/api/chat", "ollama_chat", KEY, run_job, &PROTOCOL_OLLAMA_CHAT, NULL},
+    {"POST", "/api/generate", "ollama_generate", KEY, run_job, &PROTOCOL_OLLAMA_GENERATE, NULL},
+    {"POST", "/api/show", "ollama_show", KEY, run_text, &PROTOCOL_OLLAMA_CHAT, &SHOW},
+    {"GET", "/api/tags", "ollama_tags", KEY, run_ollama_tags, &PROTOCOL_OLLAMA_CHAT, NULL},
+    {"GET", "/api/ps", "ollama_ps", KEY, run_ollama_ps, &PROTOCOL_OLLAMA_CHAT, NULL},
+    {"GET", "/api/version", "ollama_version", KEY, run_ollama_version, &PROTOCOL_OLLAMA_CHAT, NULL},
     {"GET", "/v1/models", "models", KEY, run_models, NULL, NULL},
     {"GET", "/v1/models/", "models", KEY, run_model, NULL, NULL},
     {"DELETE", "/v1/requests/", "cancel", KEY, run_cancel, NULL, NULL},
