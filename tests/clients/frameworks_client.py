@@ -320,6 +320,18 @@ def litellm_anthropic(server):
 
 
 @case("litellm")
+def litellm_ollama(server):
+    import litellm
+    (model,) = server.get("/api/tags")["models"]
+    ask = {"model": "ollama_chat/" + model["name"], "api_base": server.url, "max_tokens": LIMIT}
+    assert litellm.completion(messages=user(), **ask).choices[0].message.content
+    stream = litellm.completion(messages=user(), stream=True, **ask)
+    assert "".join(part.choices[0].delta.content or "" for part in stream)
+    answer = litellm.completion(messages=user(), response_format=Person, **ask)
+    is_person(Person.model_validate_json(answer.choices[0].message.content))
+
+
+@case("litellm")
 def litellm_text(server):
     import litellm
     assert litellm.text_completion(model="text-completion-openai/" + MODEL, prompt="One, two,",
