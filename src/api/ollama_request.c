@@ -10,7 +10,7 @@
  *
  * An answer that would not fit the context becomes as long as there is room, as at ollama.
  */
-#include "api/fim.h"
+#include "api/llama_options.h"
 #include "api/ollama.h"
 #include "util/json.h"
 
@@ -25,19 +25,13 @@ struct reading {
     json_t *calls;    /* array of {"id", "name"}: those without a result yet */
     json_t *warnings; /* array */
     size_t n_calls;
-    bool unlimited; /* the answer may be as long as there is room */
+    struct llama_options options;
     struct api_error *err;
 };
 
 /* Takes value. */
 static bool put(struct reading *r, const char *name, json_t *value) {
     return json_object_set_new(r->out, name, value) == 0 || api_no_memory(r->err);
-}
-
-static bool warn(struct reading *r, const char *at, const char *why) {
-    char text[256];
-    snprintf(text, sizeof text, "%.80s: %s", at, why);
-    return json_array_append_new(r->warnings, json_string(text)) == 0 || api_no_memory(r->err);
 }
 
 static bool is_empty(json_t *value) {
@@ -67,98 +61,49 @@ bool ollama_check_model(const struct api_setup *setup, json_t *body, struct api_
 
 /* ---- options --------------------------------------------------------------------------------- */
 
-static const struct {
-    const char *theirs, *ours;
-} OPTIONS[] = {
-    {"temperature", "temperature"},
-    {"top_k", "top_k"},
-    {"top_p", "top_p"},
-    {"min_p", "min_p"},
-    {"seed", "seed"},
-    {"stop", "stop"},
-    {"repeat_penalty", "repetition_penalty"},
-    {"presence_penalty", "presence_penalty"},
-    {"frequency_penalty", "frequency_penalty"},
-    {"num_predict", "max_tokens"},
-};
 /* How ollama runs a model: the server's options say that here. */
 static const char *const HARMLESS[] = {
-    "num_keep",     "num_batch",    "num_gpu",  "main_gpu",       "num_thread",   "numa",
-    "use_mmap",     "use_mlock",    "low_vram", "vocab_only",     "f16_kv",       "logits_all",
-    "mirostat_tau", "mirostat_eta", "num_ctx",  "embedding_only", "repeat_last_n"};
-/* Kinds of sampling that there are not here, each with the value that turns it off. */
-static const struct {
-    const char *name;
-    double off;
-} NOT_SUPPORTED[] = {{"mirostat", 0}, {"tfs_z", 1}, {"typical_p", 1}};
+    "num_keep",       "num_batch",    "num_gpu",      "main_gpu", "num_thread", "numa",
+    "use_mmap",       "use_mlock",    "low_vram",     "f16_kv",   "vocab_only", "logits_all",
+    "embedding_only", "mirostat_tau", "mirostat_eta", "num_ctx"};
 
 static bool is_harmless(const char *name) {
+    const char *known;
     for (size_t i = 0; i < sizeof HARMLESS / sizeof *HARMLESS; i++)
         if (strcmp(name, HARMLESS[i]) == 0)
             return true;
-    return false;
+    return llama_options_wants(name, strlen(name), &known);
 }
 
-static bool read_option(struct reading *r, const char *name, json_t *value) {
-    const struct api_path at = api_member("options", name);
-    for (size_t i = 0; i < sizeof OPTIONS / sizeof *OPTIONS; i++)
-        if (strcmp(name, OPTIONS[i].theirs) == 0)
-            return put(r, OPTIONS[i].ours, json_incref(value));
-    for (size_t i = 0; i < sizeof NOT_SUPPORTED / sizeof *NOT_SUPPORTED; i++)
-        if (strcmp(name, NOT_SUPPORTED[i].name) == 0)
-            return (json_is_number(value) && json_number_value(value) == NOT_SUPPORTED[i].off) ||
-                   api_refuse(r->err, at.text, "is not supported, only %g, which turns it off, is",
-                              NOT_SUPPORTED[i].off);
-    return is_harmless(name) || warn(r, at.text, "is unknown here and changes nothing");
-}
-
-/* Penalties look at the last repeat_last_n tokens; 0: there are none; -1: at all. */
-static bool read_last_n(struct reading *r, json_t *options) {
-    static const char *const SIZES[] = {"repetition_context_size", "presence_context_size",
-                                        "frequency_context_size"};
-    json_int_t n = 64; /* ollama's */
-    if (!api_whole(options, "repeat_last_n", -1, INT32_MAX, &n, r->err)) {
-        (void)api_rename(r->err, "repeat_last_n", "options.repeat_last_n");
-        return false;
-    }
-    if (n == 0)
-        return put(r, "repetition_penalty", json_integer(1)) &&
-               put(r, "presence_penalty", json_integer(0)) &&
-               put(r, "frequency_penalty", json_integer(0));
-    for (size_t i = 0; i < sizeof SIZES / sizeof *SIZES; i++)
-        if (!put(r, SIZES[i], json_integer(n > 0 ? n : INT32_MAX)))
-            return false;
-    return true;
-}
-
-static bool read_context(struct reading *r, json_t *options) {
+static bool read_context(struct reading *r) {
     json_int_t n = 0;
     char why[128];
-    if (!api_whole(options, "num_ctx", 0, INT64_MAX, &n, r->err)) {
+    if (!api_whole(r->options.from, "num_ctx", 0, INT64_MAX, &n, r->err)) {
         (void)api_rename(r->err, "num_ctx", "options.num_ctx");
         return false;
     }
     if (!r->setup->ctx || n <= r->setup->ctx)
         return true;
     snprintf(why, sizeof why, "the server's context is %u tokens and stays so", r->setup->ctx);
-    return warn(r, "options.num_ctx", why);
+    return llama_options_warn(&r->options, "num_ctx", why);
 }
 
 static bool read_options(struct reading *r) {
-    json_t *options = api_get(r->body, "options"), *value;
+    json_t *value;
     const char *name;
-    if (options && !json_is_object(options))
-        return api_wrong_type(r->err, "options", options, "an object");
-    json_object_foreach(options, name, value) {
-        if (!json_is_null(value) && !read_option(r, name, value))
+    r->options = (struct llama_options){.from = api_get(r->body, "options"),
+                                        .at = "options",
+                                        .out = r->out,
+                                        .warnings = r->warnings,
+                                        .err = r->err};
+    if (!llama_options_read(&r->options))
+        return false;
+    json_object_foreach(r->options.from, name, value) {
+        if (!json_is_null(value) && !is_harmless(name) &&
+            !llama_options_warn(&r->options, name, "is unknown here and changes nothing"))
             return false;
     }
-    json_t *most = api_get(options, "num_predict");
-    const json_int_t n = json_integer_value(most);
-    r->unlimited = json_is_integer(most) && (n == -1 || n == -2);
-    if (r->unlimited)
-        json_object_del(r->out, "max_tokens");
-    return read_last_n(r, options) && read_context(r, options);
+    return read_context(r);
 }
 
 /* ---- fields ---------------------------------------------------------------------------------- */
@@ -379,11 +324,10 @@ enum api_want ollama_wants(const char *name, size_t len, const char **known) {
     return api_want_of(LISTS, 2, name, len, known);
 }
 
-static void rename_error(struct api_error *err, bool generate) {
-    for (size_t i = 0; i < sizeof OPTIONS / sizeof *OPTIONS; i++)
-        if (api_rename(err, OPTIONS[i].ours, api_member("options", OPTIONS[i].theirs).text))
-            return;
-    if (api_rename(err, "response_format.json_schema.schema", "format") ||
+static void rename_error(const struct reading *r, bool generate) {
+    struct api_error *err = r->err;
+    if (llama_options_rename(&r->options) ||
+        api_rename(err, "response_format.json_schema.schema", "format") ||
         api_rename(err, "response_format", "format") || !generate)
         return;
     /* the texts are strings, so only the template or the length can be wrong */
@@ -405,11 +349,11 @@ static bool read_as(struct reading *r, enum api_kind kind, bool generate, struct
     const bool good = openai_read(r->setup, kind, &body, out, r->err);
     api_body_free(&body);
     if (!good) {
-        rename_error(r->err, generate);
+        rename_error(r, generate);
         return false;
     }
     out->default_length = true;
-    if (r->unlimited)
+    if (r->options.unlimited)
         out->engine.max_tokens = 0;
     if (json_array_size(r->warnings) == 0)
         return true;
