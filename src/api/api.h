@@ -17,6 +17,7 @@
 #include "api/api_error.h"
 #include "api/api_json.h"
 #include "api/api_request.h"
+#include "api/native.h"
 #include "api/ollama.h"
 #include "api/openai.h"
 #include "api/protocol.h"

@@ -42,12 +42,13 @@ static bool add_end(json_t *to, const struct protocol_context *c, const char *re
                     uint32_t prompt_tokens, uint64_t completion_tokens) {
     static const struct api_times NONE;
     const struct api_times *t = c->times ? c->times : &NONE;
-    json_t *end = json_pack(
-        "{s:b, s:s, s:o, s:o, s:I, s:o, s:I, s:o}", "done", 1, "done_reason", reason,
-        "total_duration", ns_between(t->submitted_us, t->last_us), "load_duration",
-        ns_between(t->submitted_us, t->started_us), "prompt_eval_count", (json_int_t)prompt_tokens,
-        "prompt_eval_duration", ns_between(t->started_us, t->first_us), "eval_count",
-        (json_int_t)completion_tokens, "eval_duration", ns_between(t->first_us, t->last_us));
+    json_t *end = json_pack("{s:b, s:s, s:o, s:o, s:I, s:o, s:I, s:o}", "done", 1, "done_reason",
+                            reason, "total_duration", ns_between(t->submitted_us, t->now_us),
+                            "load_duration", ns_between(t->submitted_us, t->started_us),
+                            "prompt_eval_count", (json_int_t)prompt_tokens, "prompt_eval_duration",
+                            ns_between(t->started_us, t->first_us ? t->first_us : t->now_us),
+                            "eval_count", (json_int_t)completion_tokens, "eval_duration",
+                            ns_between(t->first_us, t->last_us));
     const bool good = end && json_object_update(to, end) == 0 &&
                       (!c->request->echo || json_object_update(to, c->request->echo) == 0);
     json_decref(end);

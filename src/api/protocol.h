@@ -11,6 +11,7 @@
 /* When what happened to a request, on one clock; 0: not yet. */
 struct api_times {
     int64_t submitted_us, started_us, first_us, last_us; /* first and last token */
+    int64_t now_us;
 };
 
 /* What the answer to one request needs; borrowed. */
@@ -45,6 +46,7 @@ struct protocol {
     bool (*failed)(const struct api_error *err, struct text_buf *out); /* in place of the rest */
 };
 extern const struct protocol PROTOCOL_CHAT, PROTOCOL_COMPLETIONS, PROTOCOL_MESSAGES,
-    PROTOCOL_RESPONSES, PROTOCOL_OLLAMA_CHAT, PROTOCOL_OLLAMA_GENERATE;
+    PROTOCOL_RESPONSES, PROTOCOL_OLLAMA_CHAT, PROTOCOL_OLLAMA_GENERATE, PROTOCOL_NATIVE,
+    PROTOCOL_INFILL;
 
 #endif

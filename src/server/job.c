@@ -260,7 +260,8 @@ static void on_event(void *user, const kvasir_event *e) {
 /* Under the job's mutex, or once the answer is complete. */
 static void see_times(struct job *j) {
     const struct metrics_request *t = &j->times;
-    j->seen = (struct api_times){t->submitted_us, t->started_us, t->first_us, t->last_us};
+    j->seen = (struct api_times){t->submitted_us, t->started_us, t->first_us, t->last_us,
+                                 metrics_now_us()};
 }
 
 static void read_queued(struct job *j, kvasir_event *e) {
@@ -780,6 +781,23 @@ uint32_t jobs_cancel(struct server *s, const struct tenant *tenant, const char *
             pthread_mutex_unlock(&j->mutex);
             kvasir_engine_cancel(s->engine, engine_id);
         }
+    pthread_mutex_unlock(&s->mutex);
+    return n;
+}
+
+size_t jobs_running(struct server *s, const struct tenant *tenant, struct native_slot *out,
+                    size_t most) {
+    size_t n = 0;
+    pthread_mutex_lock(&s->mutex);
+    for (struct job *j = s->jobs; j && n < most; j = j->next) {
+        if (!tenant->sees_all && strcmp(j->key, tenant->key) != 0)
+            continue;
+        pthread_mutex_lock(&j->mutex);
+        if (j->phase == JOB_SUBMITTED && !j->complete && j->times.started_us)
+            out[n++] = (struct native_slot){j->engine_id, j->prompt_tokens, j->prompt_done,
+                                            j->completion_tokens};
+        pthread_mutex_unlock(&j->mutex);
+    }
     pthread_mutex_unlock(&s->mutex);
     return n;
 }

@@ -189,6 +189,18 @@ static struct api_model about_model(const struct server *s) {
     }
 DEFINE_MODEL(ollama_tags)
 DEFINE_MODEL(ollama_ps)
+DEFINE_MODEL(native_props)
+
+static enum http_step run_native_slots(struct server *s, struct http_exchange *exchange,
+                                       const struct route *r, const struct tenant *t) {
+    const struct api_model m = about_model(s);
+    struct native_slot *busy = mem_calloc(s->setup.max_choices, sizeof *busy);
+    (void)r;
+    const size_t n = busy ? jobs_running(s, t, busy, s->setup.max_choices) : 0;
+    json_t *body = busy ? native_slots(&m, busy, n) : NULL;
+    mem_free(busy);
+    return reply_json(s, exchange, HTTP_OK, body);
+}
 
 static enum http_step run_ollama_version(struct server *s, struct http_exchange *exchange,
                                          const struct route *r, const struct tenant *t) {
@@ -353,6 +365,11 @@ static const struct route ROUTES[] = {
     {"GET", "/api/tags", "ollama_tags", KEY, run_ollama_tags, &PROTOCOL_OLLAMA_CHAT, NULL},
     {"GET", "/api/ps", "ollama_ps", KEY, run_ollama_ps, &PROTOCOL_OLLAMA_CHAT, NULL},
     {"GET", "/api/version", "ollama_version", KEY, run_ollama_version, &PROTOCOL_OLLAMA_CHAT, NULL},
+    {"POST", "/completion", "completion", KEY, run_job, &PROTOCOL_NATIVE, NULL},
+    {"POST", "/completions", "completion", KEY, run_job, &PROTOCOL_NATIVE, NULL},
+    {"POST", "/infill", "infill", KEY, run_job, &PROTOCOL_INFILL, NULL},
+    {"GET", "/props", "props", KEY, run_native_props, &PROTOCOL_NATIVE, NULL},
+    {"GET", "/slots", "slots", KEY, run_native_slots, &PROTOCOL_NATIVE, NULL},
     {"GET", "/v1/models", "models", KEY, run_models, NULL, NULL},
     {"GET", "/v1/models/", "models", KEY, run_model, NULL, NULL},
     {"DELETE", "/v1/requests/", "cancel", KEY, run_cancel, NULL, NULL},

@@ -23,6 +23,8 @@ cases() { # PART [KEY...]: with all clients
 
 start_server -q --drain-timeout 0 -m "$model"
 cases open
+timeout 200 "$python" -B "$SOURCE_DIR/tests/clients/native_client.py" open "$url" ||
+    die "llama-server's endpoints; the end of the log: $(tail -n 3 "$log")"
 start_server -q --drain-timeout 0 -m "$model" --served-model-name scripted --api-key first \
     --api-key second
 cases keys first second

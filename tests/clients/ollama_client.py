@@ -154,7 +154,7 @@ def loading(server):
     assert answer.done and answer.done_reason == "load" and answer.response == ""
     answer = c.chat(MODEL, [], keep_alive=0)
     assert answer.done and answer.done_reason == "load" and answer.message.content == ""
-    assert server.running() == 0
+    server.wait_running(0)
 
 
 @case("open")

@@ -209,7 +209,7 @@ static void test_names(void **state) {
 
 static const struct answer_syntax HERMES = {ANSWER_HERMES, "<tool_call>", "</tool_call>", "<think>",
                                             "</think>"};
-static const struct api_times TIMES = {1000, 1002, 1005, 1009};
+static const struct api_times TIMES = {1000, 1002, 1005, 1009, 1009};
 static const char ANSWER[] = "<think>hm</think>I do<tool_call>{\"name\": \"f\", \"arguments\": "
                              "{\"x\": 1}}</tool_call>";
 #define END                                                                                        \
