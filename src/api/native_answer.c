@@ -144,7 +144,7 @@ static bool add_end(json_t *to, const struct protocol_context *c, kvasir_finish 
 
 /* ---- whole answers --------------------------------------------------------------------------- */
 
-/* Of the body the wanted members, "timings/prompt_n" by that name. Takes body, which may be NULL. */
+/* Of the body the wanted members, "timings/prompt_n" by that name. Takes body; NULL is allowed. */
 static json_t *only(json_t *body, json_t *fields) {
     json_t *made = body ? json_object() : NULL, *field;
     bool good = made != NULL;

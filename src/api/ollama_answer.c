@@ -3,7 +3,7 @@
  *
  *     {"model", "created_at", "message": {"role", "content": "The "}, "done": false}\n
  *     ...
- *     {..., "message": {..., "content": ""}, "done": true, "done_reason": "stop", "eval_count", ..}\n
+ *     {.., "message": {.., "content": ""}, "done": true, "done_reason": "stop", "eval_count", ..}\n
  *
  * /api/generate has "response" and "thinking" instead of the message. If a request fails after the
  * first line, {"error": "why"} replaces the rest. Durations are nanoseconds: load_duration is how

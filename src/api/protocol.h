@@ -37,7 +37,8 @@ struct protocol {
     /* {"error": ...}; NULL: out of memory */
     json_t *(*error)(const struct api_error *err);
 
-    /* A stream, server-sent events or lines, appended to *out. False, and NULL from open: out of memory. */
+    /* A stream, server-sent events or lines, appended to *out. False, and NULL from open: out of
+     * memory. */
     void *(*open)(const struct protocol_context *c);
     void (*close)(void *stream); /* NULL is allowed */
     bool (*event)(void *stream, const kvasir_event *event, struct text_buf *out);

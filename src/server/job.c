@@ -21,6 +21,7 @@
  *   JOB-3  Log lines and errors contain no text of a prompt or an answer, unless
  *          options.log_prompts is set.
  */
+#include "server/job_log.h"
 #include "server/text_task.h"
 
 #include <stdio.h>
@@ -679,20 +680,6 @@ static void job_gone(struct http_exchange *exchange) {
     kvasir_engine_cancel(j->server->engine, id);
 }
 
-/* A copy for the log, since the job may be freed before the line is written. */
-struct job_record {
-    char id[JOB_ID_MAX], client_id[JOB_ID_MAX];
-    const char *route, *finish;
-    unsigned status;
-    uint32_t prompt_tokens, cached_tokens, completion_tokens;
-    uint64_t cache_bytes;
-    kvasir_hit hit;
-    uint32_t common_tokens;
-    kvasir_miss why;
-    struct metrics_request times;
-    char *body; /* the job's, taken; NULL unless options.log_prompts */
-};
-
 static const char *finish_text(const struct job *j) {
     static const char *const TEXTS[] = {"stop", "length", "cancelled", "error"};
     _Static_assert(sizeof TEXTS / sizeof *TEXTS == KVASIR_FINISH_ERROR + 1, "a text for each");
@@ -719,27 +706,6 @@ static void record_job(struct job *j, unsigned status, struct job_record *out) {
     j->body = NULL;
 }
 
-static int64_t ms_between(int64_t from_us, int64_t to_us) {
-    return from_us && to_us ? (to_us - from_us) / 1000 : -1;
-}
-
-static void log_record(const struct server *s, const struct job_record *r, const char *client) {
-    const struct metrics_request *t = &r->times;
-    log_add(s->log,
-            "id=%s client_id=%s route=%s status=%u finish=%s prompt=%u cached=%u hit=%s "
-            "diverged_at=%u common=%u why=%s new=%u cache_bytes=%llu queue_ms=%lld "
-            "first_token_ms=%lld total_ms=%lld client=%s",
-            r->id, *r->client_id ? r->client_id : "-", r->route, r->status, r->finish,
-            r->prompt_tokens, r->cached_tokens, kvasir_hit_text(r->hit), r->cached_tokens,
-            r->common_tokens, kvasir_miss_text(r->why), r->completion_tokens,
-            (unsigned long long)r->cache_bytes,
-            (long long)ms_between(t->submitted_us, t->started_us),
-            (long long)ms_between(t->submitted_us, t->first_us),
-            (long long)ms_between(t->submitted_us, metrics_now_us()), client);
-    if (s->options.log_prompts)
-        log_add(s->log, "id=%s body=%s", r->id, r->body ? r->body : "-");
-}
-
 static void job_done(struct http_exchange *exchange, unsigned status) {
     struct job *j = job_of(exchange);
     struct server *s = j->server;
@@ -760,7 +726,7 @@ static void job_done(struct http_exchange *exchange, unsigned status) {
     else /* the last event may have freed the job by now */
         kvasir_engine_cancel(s->engine, id);
     if (!refused)
-        log_record(s, &record, exchange->client);
+        job_log(s, &record, exchange->client);
     mem_free(record.body);
 }
 
