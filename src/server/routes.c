@@ -416,7 +416,8 @@ const char *routes_name(const struct http_exchange *exchange) {
     return r ? r->name : "other";
 }
 
-/* Of the route whose path is the exchange's or a prefix of it; OpenAI's if there is none. */
+/* Of the route whose path is the exchange's or a prefix of it; ollama's for what else it has;
+ * OpenAI's if there is none. */
 static const struct protocol *protocol_of(const struct http_exchange *exchange) {
     for (size_t i = 0; i < N_ROUTES; i++) {
         const size_t n = strlen(ROUTES[i].path);
@@ -424,7 +425,8 @@ static const struct protocol *protocol_of(const struct http_exchange *exchange) 
             (exchange->path[n] == 0 || exchange->path[n] == '/'))
             return ROUTES[i].protocol;
     }
-    return &PROTOCOL_CHAT;
+    return strncmp(exchange->path, "/api/", strlen("/api/")) == 0 ? &PROTOCOL_OLLAMA_CHAT
+                                                                  : &PROTOCOL_CHAT;
 }
 
 /* A browser asks whether another site's page may send a request. */

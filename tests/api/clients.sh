@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # kvasir serve and the official clients of OpenAI's, Anthropic's and ollama's APIs
-# (tools/clients.sh), sync and async, streaming and not, on a model with scripted answers:
-# tests/clients.
+# (tools/clients.sh), sync and async, streaming and not, and llama-server's endpoints, on a model
+# with scripted answers: tests/clients.
 . "$(dirname "$0")/../support/api.bash"
 python=$SOURCE_DIR/.venv-clients/bin/python
 [ -f "${python%/bin/*}/requirements.txt" ] || skip "no clients (tools/clients.sh fetches them)"
@@ -14,7 +14,7 @@ python3 "$SOURCE_DIR/tests/support/scripted_model.py" "$model" \
     "$SOURCE_DIR/tests/clients/scripts.json" || die "scripted_model.py"
 
 cases() { # PART [KEY...]: with all clients
-    for client in openai anthropic ollama; do
+    for client in openai anthropic ollama native; do
         timeout 200 "$python" -B "$SOURCE_DIR/tests/clients/${client}_client.py" "$1" "$url" \
             "${@:2}" || die "$client, $1; the end of the log: $(tail -n 3 "$log")"
     done
@@ -23,8 +23,6 @@ cases() { # PART [KEY...]: with all clients
 
 start_server -q --drain-timeout 0 -m "$model"
 cases open
-timeout 200 "$python" -B "$SOURCE_DIR/tests/clients/native_client.py" open "$url" ||
-    die "llama-server's endpoints; the end of the log: $(tail -n 3 "$log")"
 start_server -q --drain-timeout 0 -m "$model" --served-model-name scripted --api-key first \
     --api-key second
 cases keys first second

@@ -8,11 +8,16 @@ import urllib.request
 from cases import PLAIN, SCRIPTS, case, main
 
 
+def opened(server, path, body=None, key=0):
+    headers = {"Authorization": "Bearer " + server.keys[key]} if server.keys else {}
+    data = json.dumps(body).encode() if body else None
+    return urllib.request.urlopen(urllib.request.Request(
+        server.url + path, data, {"Content-Type": "application/json", **headers}), timeout=60)
+
+
 def post(server, path, body):
-    request = urllib.request.Request(server.url + path, json.dumps(body).encode(),
-                                     {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with opened(server, path, body) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as e:
         return e.code, e.read().decode()
@@ -22,6 +27,14 @@ def complete(server, path="/completion", **body):
     status, text = post(server, path, body)
     assert status == 200, text
     return json.loads(text)
+
+
+ENDLESS = {"prompt": "<|endless|>", "n_predict": -1, "stream": True}
+
+
+def busy(server, key=0):
+    with opened(server, "/slots", key=key) as answer:
+        return [slot for slot in json.load(answer) if slot["is_processing"]]
 
 
 @case("open")
@@ -82,12 +95,30 @@ def props_and_slots(server):
     props = server.get("/props")
     assert props["n_ctx"] == 65536 and "messages" in props["chat_template"]
     assert props["total_slots"] == len(server.get("/slots"))
-    assert not any(slot["is_processing"] for slot in server.get("/slots"))
-    body = json.dumps({"prompt": "<|endless|>", "n_predict": -1, "stream": True}).encode()
-    with urllib.request.urlopen(server.url + "/completion", body, timeout=60) as stream:
+    assert not busy(server)
+    with opened(server, "/completion", ENDLESS) as stream:
         stream.readline()
-        (slot,) = [slot for slot in server.get("/slots") if slot["is_processing"]]
+        (slot,) = busy(server)
         assert slot["n_prompt_tokens"] == 1 and slot["next_token"][0]["n_decoded"] > 0
+    server.wait_running(0)
+
+
+@case("keys")
+def slots_of_others(server):
+    with opened(server, "/completion", ENDLESS) as stream:
+        stream.readline()
+        assert len(busy(server)) == 1 and not busy(server, key=1)
+    server.wait_running(0)
+
+
+@case("full")
+def told_to_come_later(server):
+    with opened(server, "/completion", ENDLESS) as running:
+        running.readline()
+        with opened(server, "/completion", ENDLESS):
+            server.wait_running(2)
+            status, text = post(server, "/completion", {"prompt": "say <|plain|>"})
+            assert status == json.loads(text)["error"]["code"] == 429, text
     server.wait_running(0)
 
 
