@@ -21,6 +21,7 @@ struct ollama_stream {
     struct answer_parser *parser;
     json_t *call; /* {"id", "function": {"name"}}, until its arguments come */
     uint64_t completion_tokens;
+    json_t *logprobs;     /* array: of the current token, until a line takes it; or NULL */
     struct text_buf *out; /* of the current event */
 };
 
@@ -67,6 +68,14 @@ static bool add_member(json_t *to, bool generate, const char *name, json_t *valu
     return json_object_set_new(generate ? to : json_object_get(to, "message"), name, value) == 0;
 }
 
+/* [{"token", "logprob", "bytes", "top_logprobs"}]; NULL: out of memory */
+static json_t *logprobs_json(const struct protocol_context *c, const struct api_choice *of) {
+    json_t *logprobs = openai_token_logprobs(c->setup, of),
+           *content = json_incref(json_object_get(logprobs, "content"));
+    json_decref(logprobs);
+    return content;
+}
+
 /* ---- streams --------------------------------------------------------------------------------- */
 
 /* Takes value, one line. */
@@ -78,8 +87,11 @@ static bool add_line(json_t *value, struct text_buf *out) {
 static bool add_part(struct ollama_stream *s, json_t *part) {
     json_t *line = part ? head_json(&s->c) : NULL;
     const bool good = line && json_object_update(line, part) == 0 &&
-                      json_object_set_new(line, "done", json_false()) == 0;
+                      json_object_set_new(line, "done", json_false()) == 0 &&
+                      (!s->logprobs || json_object_set(line, "logprobs", s->logprobs) == 0);
     json_decref(part);
+    json_decref(s->logprobs);
+    s->logprobs = NULL;
     if (good)
         return add_line(line, s->out);
     json_decref(line);
@@ -123,6 +135,7 @@ static void stream_close(void *stream) {
     if (s) {
         answer_parser_destroy(s->parser);
         json_decref(s->call);
+        json_decref(s->logprobs);
     }
     free(s);
 }
@@ -140,13 +153,25 @@ static void *stream_open(const struct protocol_context *c, bool generate) {
     return NULL;
 }
 
+/* The text of a token, with its logprobs; they do not wait for text that is held back. */
+static bool add_token(struct ollama_stream *s, const kvasir_event *e) {
+    struct api_token token = {e->token, e->logprob, (uint32_t)e->n_top};
+    const struct api_choice c = {
+        .tokens = &token, .n_tokens = 1, .top = (kvasir_token_logprob *)e->top, .n_top = e->n_top};
+    const bool wanted = e->kind == KVASIR_EVENT_TOKEN && s->c.request->engine.top_logprobs >= 0;
+    if (wanted && !(s->logprobs = logprobs_json(&s->c, &c)))
+        return false;
+    return answer_parser_push(s->parser, e->text, e->len) &&
+           (!s->logprobs || add_part(s, text_json(s->generate, "", 0)));
+}
+
 static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *out) {
     struct ollama_stream *s = stream;
     s->out = out;
     s->completion_tokens += e->kind == KVASIR_EVENT_TOKEN;
     if (e->kind == KVASIR_EVENT_START)
         return true;
-    if (!answer_parser_push(s->parser, e->text, e->len))
+    if (!add_token(s, e))
         return false;
     if (e->kind != KVASIR_EVENT_DONE)
         return true;
@@ -236,7 +261,10 @@ static json_t *full_body(const struct api_answer *a, const struct protocol_conte
     if (!openai)
         return NULL;
     json_t *answer = answer_json(openai, generate), *body = head_json(c);
+    const bool logprobs = c->request->engine.top_logprobs >= 0;
     const bool good = answer && body && json_object_update(body, answer) == 0 &&
+                      (!logprobs || json_object_set_new(body, "logprobs",
+                                                        logprobs_json(c, &a->choices[0])) == 0) &&
                       add_end(body, c, openai_finish_reason(a->choices[0].finish, 0),
                               a->prompt_tokens, a->choices[0].n_tokens);
     json_decref(openai);

@@ -147,17 +147,27 @@ static bool read_format(struct reading *r) {
 /* Fields of ours that are the same everywhere. */
 static const char *const COPIED[] = {"cache_salt", "control_tokens", "cache", "stream", NULL};
 
-static bool read_fields(struct reading *r) {
+/* A chat has a flag and a number, a completion the number alone. */
+static bool read_logprobs(struct reading *r, bool chat) {
+    bool wanted = false;
+    json_int_t top = 0;
+    if (!api_flag(r->body, "logprobs", &wanted, r->err) ||
+        !api_whole(r->body, "top_logprobs", 0, KVASIR_TOP_LOGPROBS_MAX, &top, r->err))
+        return false;
+    if (!wanted)
+        return top == 0 || api_refuse(r->err, "top_logprobs", "needs \"logprobs\": true");
+    return chat ? put(r, "logprobs", json_true()) && put(r, "top_logprobs", json_integer(top))
+                : put(r, "logprobs", json_integer(top));
+}
+
+static bool read_fields(struct reading *r, bool chat) {
     for (size_t i = 0; COPIED[i]; i++) {
         json_t *value = api_get(r->body, COPIED[i]);
         if (value && !put(r, COPIED[i], json_incref(value)))
             return false;
     }
-    if (json_is_true(api_get(r->body, "logprobs")))
-        return api_refuse(r->err, "logprobs",
-                          "is not supported here, only in /v1/chat/completions");
     return (api_get(r->body, "stream") || put(r, "stream", json_true())) && read_options(r) &&
-           read_format(r);
+           read_format(r) && read_logprobs(r, chat);
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -267,8 +277,9 @@ static bool read_chat(struct reading *r) {
     json_t *given = api_get(r->body, "messages"), *tools = api_get(r->body, "tools");
     if (!json_is_array(given))
         return api_wrong_type(r->err, "messages", given, "an array");
-    return read_fields(r) && read_think(r) && (!tools || put(r, "tools", json_incref(tools))) &&
-           read_messages(r, given) && read_end(r, given);
+    return read_fields(r, true) && read_think(r) &&
+           (!tools || put(r, "tools", json_incref(tools))) && read_messages(r, given) &&
+           read_end(r, given);
 }
 
 /* ---- prompts --------------------------------------------------------------------------------- */
@@ -296,7 +307,7 @@ static bool read_generate(struct reading *r, bool *raw) {
     if (*raw && !is_empty(system))
         return api_refuse(r->err, "system", "cannot be combined with \"raw\": true");
     *raw |= !is_empty(suffix);
-    if (!read_fields(r))
+    if (!read_fields(r, !*raw))
         return false;
     if (*raw)
         return put(r, "prompt", prompt ? json_incref(prompt) : json_string("")) &&
@@ -317,9 +328,10 @@ static bool read_generate(struct reading *r, bool *raw) {
 /* ---- all of it ------------------------------------------------------------------------------- */
 
 enum api_want ollama_wants(const char *name, size_t len, const char **known) {
-    static const char *const NAMES[] = {
-        "model",  "name",   "messages", "tools",  "format",   "think",   "raw",      "options",
-        "prompt", "suffix", "system",   "images", "template", "context", "logprobs", NULL};
+    static const char *const NAMES[] = {"model",        "name",   "messages", "tools",   "format",
+                                        "think",        "raw",    "options",  "prompt",  "suffix",
+                                        "system",       "images", "template", "context", "logprobs",
+                                        "top_logprobs", NULL};
     static const struct api_names LISTS[] = {{API_TREE, NAMES}, {API_TREE, COPIED}};
     return api_want_of(LISTS, 2, name, len, known);
 }

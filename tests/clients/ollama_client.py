@@ -92,6 +92,19 @@ def options(server):
 
 
 @case("open")
+def logprobs(server):
+    c = client(server)
+    for call in (lambda **o: chat(c, "say letters", **o),
+                 lambda **o: c.generate(MODEL, "say <|letters|>", raw=True, **o)):
+        answer = call(logprobs=True, top_logprobs=2)
+        tokens = [t for t in answer.logprobs if t.token != "</s>"]
+        assert all(len(t.top_logprobs) == 2 and t.logprob <= 0 for t in tokens)
+        parts = list(call(logprobs=True, top_logprobs=2, stream=True))
+        assert [t for p in parts for t in p.logprobs or []] == list(answer.logprobs)
+        assert call().logprobs is None
+
+
+@case("open")
 def thinking(server):
     c = client(server)
     for think in None, True, "low":

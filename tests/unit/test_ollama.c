@@ -107,7 +107,11 @@ static void test_fields(void **state) {
     bad(WITH("\"format\":\"xml\""), "format", "\"xml\" is not \"json\"");
     bad(WITH("\"format\":[1]"), "format", "is an array");
     bad(WITH("\"stream\":3"), "stream", "is a number");
-    bad(WITH("\"logprobs\":true"), "logprobs", "only in /v1/chat/completions");
+    prompt_of(WITH("\"logprobs\":true,\"top_logprobs\":2"), "[user]hi[a]");
+    assert_int_equal(r.engine.top_logprobs, 2);
+    bad(WITH("\"logprobs\":1"), "logprobs", "is a number");
+    bad(WITH("\"logprobs\":true,\"top_logprobs\":21"), "top_logprobs", "is not between 0 and 20");
+    bad(WITH("\"top_logprobs\":2"), "top_logprobs", "needs \"logprobs\": true");
 }
 
 static void test_options(void **state) {
@@ -290,6 +294,38 @@ static void test_streams(void **state) {
     setup.syntax = NULL;
 }
 
+#define LOGPROBS                                                                                   \
+    "\"logprobs\":[{\"token\":\"h\",\"logprob\":-0.5,\"bytes\":[104],\"top_logprobs\":[]}]"
+
+/* Every token has a line, with the text that came with it, or none. */
+static void test_logprobs(void **state) {
+    (void)state;
+    static const char *const LINES[] = {HEAD "\"response\":\"h\",\"done\":false," LOGPROBS "}",
+                                        HEAD "\"response\":\"\",\"done\":false," LOGPROBS "}"};
+    protocol = &PROTOCOL_OLLAMA_GENERATE;
+    prompt_of(PROMPT(",\"raw\":true,\"logprobs\":true"), "<s>hi");
+    assert_int_equal(r.engine.top_logprobs, 0);
+    const struct protocol_context c = {.setup = &setup, .request = &r, .id = "id", .created = 5};
+    struct text_buf out = {0};
+    void *stream = protocol->open(&c);
+    kvasir_event e = {
+        .kind = KVASIR_EVENT_TOKEN, .token = 'h', .logprob = -0.5f, .text = "h", .len = 1};
+    assert_true(protocol->event(stream, &e, &out));
+    e.len = 0;
+    assert_true(protocol->event(stream, &e, &out));
+    lines_are(&out, LINES, 2);
+    protocol->close(stream);
+    text_free(&out);
+    struct api_answer a;
+    assert_true(api_answer_init(&a, &r));
+    api_answer_event(&a, &e);
+    json_t *body = protocol->body(&a, &c, &err), *wanted = json_of("{" LOGPROBS "}");
+    assert_true(json_equal(json_object_get(body, "logprobs"), json_object_get(wanted, "logprobs")));
+    json_decref(wanted);
+    json_decref(body);
+    api_answer_free(&a);
+}
+
 /* One answer, as events bring it. */
 static json_t *whole(const struct protocol_context *c, const char *text) {
     struct api_answer a;
@@ -393,7 +429,7 @@ int main(void) {
         cmocka_unit_test(test_options),  cmocka_unit_test(test_generate),
         cmocka_unit_test(test_loads),    cmocka_unit_test(test_names),
         cmocka_unit_test(test_streams),  cmocka_unit_test(test_whole_answers),
-        cmocka_unit_test(test_model),
+        cmocka_unit_test(test_logprobs), cmocka_unit_test(test_model),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
