@@ -59,7 +59,7 @@ struct api_request {
     struct answer_options answer;
     struct constraint constraint; /* what the answers must be */
     struct kept_grammar *grammar; /* likewise, compiled; NULL: any */
-    bool default_length;          /* max_tokens becomes 0 if it does not fit (api_submit) */
+    bool default_length;          /* max_tokens is the setup's, and may become 0 (api_submit) */
     int32_t *ids;                 /* the prompt: token ids of the body, or */
     int32_t *tokenized;           /* of the tokenizer; kvasir_free */
     const char **stops;           /* [engine.n_stops] */

@@ -514,26 +514,7 @@ static bool submit(struct job *j, const struct http_exchange *exchange, struct a
     return true;
 }
 
-/* Answer to text, all of it charged; what it is made of goes back at once. */
-static void write_answer(struct job *j) {
-    const struct protocol_context context = context_of(j);
-    struct api_error err;
-    see_times(j);
-    struct charge *before = charge_enter(j->charge);
-    json_t *body = j->protocol->body(&j->answer, &context, &err);
-    j->text = body ? reply_dump(body) : NULL;
-    api_answer_free(&j->answer);
-    charge_leave(before);
-    if (j->text)
-        return;
-    if (body)
-        api_no_memory(&err);
-    if (err.status == HTTP_CLIENT_CLOSED && atomic_load(&j->server->stopping))
-        err.status = HTTP_UNAVAILABLE;
-    if (err.status == HTTP_SERVER_ERROR)
-        (void)reply_memory_error(j->exchange, &err);
-    j->refused = err;
-}
+static void write_answer(struct job *j);
 
 /* On a worker: reads the body and submits the request. False with *err. */
 static bool read_and_submit(struct job *j, struct api_error *err) {
@@ -623,6 +604,27 @@ static size_t answer_bytes(const struct job *j) {
         n += c->len + TOKEN * (c->n_top + (c->tokens ? c->n_tokens : 0));
     }
     return n;
+}
+
+/* Answer to text, all of it charged; what it is made of goes back at once. */
+static void write_answer(struct job *j) {
+    const struct protocol_context context = context_of(j);
+    struct api_error err;
+    see_times(j);
+    struct charge *before = charge_enter(j->charge);
+    json_t *body = j->protocol->body(&j->answer, &context, &err);
+    j->text = body ? reply_dump(body) : NULL;
+    api_answer_free(&j->answer);
+    charge_leave(before);
+    if (j->text)
+        return;
+    if (body)
+        api_no_memory(&err);
+    if (err.status == HTTP_CLIENT_CLOSED && atomic_load(&j->server->stopping))
+        err.status = HTTP_UNAVAILABLE;
+    if (err.status == HTTP_SERVER_ERROR)
+        (void)reply_memory_error(j->exchange, &err);
+    j->refused = err;
 }
 
 static void write_on(struct work *work) {
