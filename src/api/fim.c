@@ -160,31 +160,31 @@ static bool add_before(struct fim_writer *w, const struct fim_texts *texts) {
     return good;
 }
 
-static struct api_ids *list_of(struct api_body *body, const char *name, uint32_t vocab) {
+/* The body's list of that name, or this new one. */
+static struct api_ids *list_of(struct api_body *body, struct api_ids list) {
     for (size_t i = 0; i < body->n_lists; i++)
-        if (strcmp(body->lists[i].name, name) == 0)
+        if (strcmp(body->lists[i].name, list.name) == 0)
             return &body->lists[i];
     ASSERT(body->n_lists < API_ID_LISTS); /* there are the two that are asked for here */
-    struct api_ids *list = &body->lists[body->n_lists++];
-    *list = (struct api_ids){.name = name, .path = name, .vocab = vocab};
-    return list;
+    body->lists[body->n_lists] = list;
+    return &body->lists[body->n_lists++];
 }
 
 bool fim_set_prompt(const struct api_setup *setup, const struct fim_texts *texts,
                     struct api_body *body, struct api_error *err) {
+    const struct api_ids stops = {.name = "stop_token_ids", .path = "stop_token_ids"},
+                         prompt = {.name = "prompt", .path = "prompt"};
     struct fim fim;
     if (!fim_find(setup->tokenizer, &fim))
         return api_refuse(err, texts->at,
                           "this model cannot fill in the middle: its vocabulary has no tokens for "
                           "it; use a model such as Qwen2.5-Coder");
-    struct fim_writer w = {.setup = setup,
-                           .ids = list_of(body, "stop_token_ids", setup->vocab),
-                           .at = texts->at,
-                           .err = err};
+    struct fim_writer w = {
+        .setup = setup, .ids = list_of(body, stops), .at = texts->at, .err = err};
     for (size_t i = 0; i < FIM_TOKENS; i++)
         if (!add_id(&w, fim.ids[i]))
             return false;
-    w.ids = list_of(body, "prompt", setup->vocab);
+    w.ids = list_of(body, prompt);
     ASSERT(w.ids->n == 0); /* otherwise the body has a prompt of ids, and no texts */
     return add_bos(&w) && add_files(&w, &fim, texts) && add_id(&w, fim.ids[FIM_PREFIX]) &&
            add_before(&w, texts) && add_id(&w, fim.ids[FIM_SUFFIX]) &&

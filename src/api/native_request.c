@@ -68,7 +68,7 @@ static bool add_item(struct reading *r, json_t *item, const char *at, bool *begu
 
 static bool read_items(struct reading *r, json_t *prompt) {
     struct api_ids *ids = &r->out.lists[r->out.n_lists++];
-    *ids = (struct api_ids){.name = "prompt", .path = "prompt", .vocab = r->setup->vocab};
+    *ids = (struct api_ids){.name = "prompt", .path = "prompt"};
     bool begun = false, good = true;
     for (size_t i = 0; good && i < json_array_size(prompt); i++)
         good = add_item(r, json_array_get(prompt, i), api_item("prompt", i).text, &begun, ids);
