@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # clients.sh: installs from PyPI, each into an environment of its own unless it is there:
-#   .venv-clients      the official clients of OpenAI's and Anthropic's APIs, at the versions of
-#                      tests/clients/requirements.txt, for tests/api/clients.sh
+#   .venv-clients      the official clients of OpenAI's, Anthropic's and ollama's APIs, at the
+#                      versions of tests/clients/requirements.txt, for tests/api/clients.sh
 #   .venv-frameworks   frameworks over them, at those of frameworks.txt, for tests/api/frameworks.sh
 # Prints one line for each that fails, and exits with 1 then.
 set -uo pipefail

@@ -58,17 +58,6 @@ static const char *stop_sequence(bool cut, bool calls, const char *stop) {
 
 /* ---- body ------------------------------------------------------------------------------------ */
 
-/* The model's arguments, JSON text. The parser only lets objects through; others become {}. */
-static json_t *call_input(json_t *arguments) {
-    json_t *input;
-    if (json_load_request(json_string_value(arguments), json_string_length(arguments),
-                          JSON_ALLOW_NUL, &input, NULL) == KVASIR_OK &&
-        json_is_object(input))
-        return input;
-    json_decref(input);
-    return json_object();
-}
-
 static bool has_text(json_t *text) {
     return json_string_length(text) > 0;
 }
@@ -95,7 +84,7 @@ static json_t *content_json(json_t *message) {
             json_array_append_new(
                 content, json_pack("{s:s, s:O, s:O, s:o}", "type", "tool_use", "id",
                                    json_object_get(call, "id"), "name", json_object_get(f, "name"),
-                                   "input", call_input(json_object_get(f, "arguments")))) == 0;
+                                   "input", api_object_of(json_object_get(f, "arguments")))) == 0;
     }
     if (good)
         return content;

@@ -4,8 +4,9 @@
  *     body (JSON) -- struct protocol --> struct api_request --> engine
  *     body (JSON) <-- struct protocol -- struct api_answer <-- events
  *
- * api_*: what all protocols share. openai_* and anthropic_*: the protocols (protocol.h). answer_*:
- * reasoning and tool calls in a model's text. The server is one user, `kvasir batch` another.
+ * api_*: what all protocols share. openai_*, responses_*, anthropic_*, ollama_* and native_*: the
+ * protocols (protocol.h). llama_options, fim: what some of them share. answer_*: reasoning and tool
+ * calls in a model's text. The server is one user, `kvasir batch` another.
  */
 #ifndef API_API_H
 #define API_API_H
@@ -16,6 +17,8 @@
 #include "api/api_error.h"
 #include "api/api_json.h"
 #include "api/api_request.h"
+#include "api/native.h"
+#include "api/ollama.h"
 #include "api/openai.h"
 #include "api/protocol.h"
 #include "api/responses.h"

@@ -2,7 +2,10 @@
 /* api_json.c: members of a body by type, with errors that name their path. */
 #include "api/api_json.h"
 
+#include "util/json.h"
+
 #include <string.h>
+#include <time.h>
 
 static const char *type_name(json_t *value) {
     switch (json_typeof(value)) {
@@ -117,4 +120,35 @@ const char *api_type_of(json_t *object, const char *at, struct api_error *err) {
     }
     const char *type;
     return api_word(api_get(object, "type"), api_member(at, "type").text, &type, err) ? type : NULL;
+}
+
+json_t *api_object_of(json_t *arguments) {
+    json_t *object = NULL;
+    if (json_load_request(json_string_value(arguments), json_string_length(arguments),
+                          JSON_ALLOW_NUL, &object, NULL) == KVASIR_OK &&
+        json_is_object(object))
+        return object;
+    json_decref(object);
+    return json_object();
+}
+
+/* json_dump_callback_t */
+static int add_piece(const char *text, size_t len, void *out) {
+    return text_append(out, text, len) ? 0 : -1;
+}
+
+bool api_add_json(json_t *value, struct text_buf *out) {
+    const bool good =
+        value && json_dump_callback(value, add_piece, out, JSON_COMPACT | JSON_ENCODE_ANY) == 0;
+    json_decref(value);
+    return good;
+}
+
+json_t *api_time(int64_t at_s) {
+    const time_t at = (time_t)at_s;
+    char text[40] = "";
+    struct tm when;
+    if (gmtime_r(&at, &when))
+        (void)strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &when);
+    return json_string(text);
 }

@@ -38,4 +38,12 @@ bool api_text(json_t *kept, const char *path, json_t *value, const char **out,
 bool api_real(json_t *value, const char *path, double min, double max, float *out,
               struct api_error *err);
 
+/* The arguments of a call, JSON text, as an object, new. The parser only lets objects through;
+ * others become {}. */
+json_t *api_object_of(json_t *arguments);
+/* Appends the value's text. Takes value; false: it is NULL, or out of memory. */
+bool api_add_json(json_t *value, struct text_buf *out);
+/* "2026-11-25T20:00:00Z", new */
+json_t *api_time(int64_t at_s);
+
 #endif

@@ -67,7 +67,10 @@ struct api_request {
     int32_t *shown_tokens;        /* [engine.n_shown_tokens] */
     int32_t *xtc_special;         /* kvasir_free */
     kvasir_logit_bias *logit_bias;
-    /* Of /v1/responses: members of the answer that repeat the request's, and the new items. */
+    /* Nothing is generated: the answer is complete at once. There is no prompt. */
+    bool idle;
+    /* Members of the answer that repeat the request's or comment on it; of /v1/responses also the
+     * new items. */
     json_t *echo, *input;
     bool store;   /* the response is kept */
     json_t *kept; /* array: references to strings of the body that are used */

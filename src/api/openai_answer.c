@@ -152,17 +152,25 @@ static json_t *completion_logprobs(struct token_texts *t, const struct api_choic
     return NULL;
 }
 
-json_t *openai_logprobs(const struct api_setup *setup, const struct api_request *r,
-                        const struct api_choice *c, size_t offset) {
-    if (r->engine.top_logprobs < 0)
-        return json_null();
+static json_t *logprobs_json(const struct api_setup *setup, bool chat, const struct api_choice *c,
+                             size_t offset) {
     struct token_texts t = {.tokenizer = setup->tokenizer};
     json_t *made = NULL;
     if (kvasir_detok_create(t.tokenizer, &t.detok, NULL) != KVASIR_ERR_MEMORY)
-        made = r->api == API_CHAT ? chat_logprobs(&t, c) : completion_logprobs(&t, c, offset);
+        made = chat ? chat_logprobs(&t, c) : completion_logprobs(&t, c, offset);
     kvasir_detok_destroy(t.detok);
     text_free(&t.text);
     return made;
+}
+
+json_t *openai_logprobs(const struct api_setup *setup, const struct api_request *r,
+                        const struct api_choice *c, size_t offset) {
+    return r->engine.top_logprobs < 0 ? json_null()
+                                      : logprobs_json(setup, r->api == API_CHAT, c, offset);
+}
+
+json_t *openai_token_logprobs(const struct api_setup *setup, const struct api_choice *c) {
+    return logprobs_json(setup, true, c, 0);
 }
 
 /* ---- body ------------------------------------------------------------------------------------ */

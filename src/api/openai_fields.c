@@ -28,7 +28,6 @@ static const struct {
     const char *name, *harmless;
 } NOT_SUPPORTED[] = {
     /* OpenAI's */
-    {"suffix", "\"\""},
     {"echo", "false"},
     {"best_of", "1"},
     {"modalities", "[\"text\"]"},
@@ -420,14 +419,16 @@ static const char *const CHAT[] = {"messages",
                                    NULL};
 static const char *const IDS[] = {"stop_token_ids", NULL};
 static const char *const PROMPT[] = {"prompt", NULL};
+static const char *const GAP[] = {"suffix", NULL};
 
 enum api_want openai_wants(enum api_kind api, const char *name, size_t len, const char **known) {
     const struct api_names lists[] = {
         {API_TREE, ALL},
         {API_IDS, IDS},
-        api == API_CHAT ? (struct api_names){API_TREE, CHAT}
-                        : (struct api_names){API_PROMPT, PROMPT},
+        {API_TREE, api == API_CHAT ? CHAT : GAP},
+        {API_PROMPT, PROMPT},
     };
+    const size_t n = sizeof lists / sizeof *lists - (api == API_CHAT);
     for (size_t i = 0; i < sizeof NOT_SUPPORTED / sizeof *NOT_SUPPORTED; i++)
         if (json_name_is(name, len, *known = NOT_SUPPORTED[i].name))
             return API_TREE;
@@ -436,5 +437,5 @@ enum api_want openai_wants(enum api_kind api, const char *name, size_t len, cons
             return API_TREE;
     if (openai_wants_constraint(name, len, known))
         return API_TREE;
-    return api_want_of(lists, sizeof lists / sizeof *lists, name, len, known);
+    return api_want_of(lists, n, name, len, known);
 }

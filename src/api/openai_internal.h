@@ -48,6 +48,8 @@ const char *openai_finish_reason(kvasir_finish finish, uint32_t calls);
 /* Of a choice's tokens; null if none were asked for. offset: characters of its text before. */
 json_t *openai_logprobs(const struct api_setup *setup, const struct api_request *r,
                         const struct api_choice *c, size_t offset);
+/* {"content": [{"token", "logprob", "bytes", "top_logprobs"}], ..}, of any request */
+json_t *openai_token_logprobs(const struct api_setup *setup, const struct api_choice *c);
 json_t *openai_usage(uint32_t prompt_tokens, uint32_t cached_tokens, uint64_t completion_tokens);
 
 #endif

@@ -5,10 +5,11 @@
  *                  recognised, it writes its own BOS; with "control_tokens": "all" also those that
  *                  messages contain
  *     completions  a text -> tokens, with BOS, control tokens recognised (as in vLLM and mlx-lm);
- *                  token ids -> as they are
+ *                  token ids -> as they are; with "suffix": fim.h
  *
  * With a prompt-cache file there is no BOS, since the prompt continues the file's.
  */
+#include "api/fim.h"
 #include "api/openai_internal.h"
 
 #include <stdio.h>
@@ -70,6 +71,22 @@ static bool read_prompt(const struct api_setup *setup, struct api_body *body, st
     return api_wrong_type(err, path, prompt, "a string or an array of token ids");
 }
 
+/* A completion with "suffix" fills the gap between the two. */
+static bool read_suffix(const struct api_setup *setup, enum api_kind api, struct api_body *body,
+                        struct api_error *err) {
+    json_t *suffix = api_get(body->members, "suffix"), *prompt = api_get(body->members, "prompt");
+    if (api == API_CHAT || !suffix)
+        return true;
+    if (!json_is_string(suffix))
+        return api_wrong_type(err, "suffix", suffix, "a string");
+    if (json_string_length(suffix) == 0)
+        return true;
+    if (!json_is_string(prompt))
+        return api_refuse(err, "prompt", "must be a string if there is a \"suffix\"");
+    const struct fim_texts texts = {.before = {prompt}, .after = suffix, .at = "suffix"};
+    return fim_set_prompt(setup, &texts, body, err);
+}
+
 /* How the answer to this prompt is parsed. */
 static bool set_answer(const struct api_setup *setup, const char *prompt, size_t len,
                        struct api_request *r, struct api_error *err) {
@@ -123,7 +140,7 @@ bool openai_read(const struct api_setup *setup, enum api_kind api, struct api_bo
                  struct api_request *out, struct api_error *err) {
     struct api_request r = {.api = api, .engine = kvasir_request_defaults(), .kept = json_array()};
     bool good = r.kept || api_no_memory(err);
-    good = good && openai_read_fields(setup, body, &r, err);
+    good = good && read_suffix(setup, api, body, err) && openai_read_fields(setup, body, &r, err);
     if (good)
         good = api == API_CHAT
                    ? read_chat(setup, body->members, &r, err)

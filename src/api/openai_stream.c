@@ -37,25 +37,12 @@ static bool is_chat(const struct openai_stream *s) {
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
-/* json_dump_callback_t */
-static int add_piece(const char *text, size_t len, void *out) {
-    return text_append(out, text, len) ? 0 : -1;
-}
-
-/* Takes value. */
-static bool add_json(json_t *value, struct text_buf *out) {
-    const bool good =
-        value && json_dump_callback(value, add_piece, out, JSON_COMPACT | JSON_ENCODE_ANY) == 0;
-    json_decref(value);
-    return good;
-}
-
 /* Encoded once, since it is half the cost of a chunk. */
 static bool set_head(struct openai_stream *s) {
     json_t *head = json_pack("{s:s, s:s, s:I, s:s}", "id", s->c.id, "object",
                              is_chat(s) ? "chat.completion.chunk" : "text_completion", "created",
                              (json_int_t)s->c.created, "model", s->c.request->model);
-    if (!text_puts(&s->head, "data: ") || !add_json(head, &s->head))
+    if (!text_puts(&s->head, "data: ") || !api_add_json(head, &s->head))
         return false;
     ASSERT(s->head.data[s->head.len - 1] == '}');
     s->head.len--;
@@ -65,10 +52,10 @@ static bool set_head(struct openai_stream *s) {
 /* Takes choices and usage. */
 static bool add_chunk(const struct openai_stream *s, json_t *choices, json_t *usage) {
     bool good = text_append(s->out, s->head.data, s->head.len);
-    good = add_json(choices, s->out) && good;
+    good = api_add_json(choices, s->out) && good;
     if (s->c.request->include_usage) {
         good = text_puts(s->out, ",\"usage\":") && good;
-        good = add_json(usage ? usage : json_null(), s->out) && good;
+        good = api_add_json(usage ? usage : json_null(), s->out) && good;
     }
     return good && text_puts(s->out, "}\n\n");
 }
@@ -213,7 +200,7 @@ static json_t *error_json(const struct api_error *err) {
 }
 
 static bool stream_failed(const struct api_error *err, struct text_buf *out) {
-    return text_puts(out, "data: ") && add_json(error_json(err), out) && text_puts(out, "\n\n");
+    return text_puts(out, "data: ") && api_add_json(error_json(err), out) && text_puts(out, "\n\n");
 }
 
 static bool read_chat(const struct api_setup *setup, struct api_body *body, struct api_request *out,

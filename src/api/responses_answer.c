@@ -22,18 +22,12 @@
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-/* json_dump_callback_t */
-static int add_piece(const char *text, size_t len, void *out) {
-    return text_append(out, text, len) ? 0 : -1;
-}
-
 /* Takes data, an object. */
 static bool event(struct responses_output *o, const char *type, json_t *data) {
     bool good = data && json_object_set_new(data, "type", json_string(type)) == 0 &&
                 json_object_set_new(data, "sequence_number", json_integer(o->sequence++)) == 0;
     good = good && text_printf(o->out, "event: %s\ndata: ", type) &&
-           json_dump_callback(data, add_piece, o->out, JSON_COMPACT) == 0 &&
-           text_puts(o->out, "\n\n");
+           api_add_json(json_incref(data), o->out) && text_puts(o->out, "\n\n");
     json_decref(data);
     return good;
 }

@@ -21,6 +21,7 @@
  *   JOB-3  Log lines and errors contain no text of a prompt or an answer, unless
  *          options.log_prompts is set.
  */
+#include "server/job_log.h"
 #include "server/text_task.h"
 
 #include <stdio.h>
@@ -62,6 +63,7 @@ struct job {
     struct events taken; /* from queue, read up to taken_at */
     size_t taken_at;
     kvasir_error taken_error;
+    struct api_times seen;           /* when what is written happened */
     bool finished;                   /* the stream is complete */
     struct metrics_request measured; /* from submit on, of the engine's thread only */
     struct job *prev, *next;         /* under the server's mutex */
@@ -256,6 +258,13 @@ static void on_event(void *user, const kvasir_event *e) {
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
+/* Under the job's mutex, or once the answer is complete. */
+static void see_times(struct job *j) {
+    const struct metrics_request *t = &j->times;
+    j->seen = (struct api_times){t->submitted_us, t->started_us, t->first_us, t->last_us,
+                                 metrics_now_us()};
+}
+
 static void read_queued(struct job *j, kvasir_event *e) {
     const char *at = j->taken.data + j->taken_at;
     memcpy(e, at, sizeof *e);
@@ -297,6 +306,7 @@ static bool take_events(struct job *j) {
     j->queue = empty;
     j->queue.len = j->taken_at = 0;
     j->taken_error = j->error;
+    see_times(j);
     const uint32_t done = j->prompt_done, tokens = j->prompt_tokens;
     const bool too_slow = j->too_slow, silent = j->comment_due && j->taken.len == 0;
     j->comment_due = false;
@@ -375,7 +385,7 @@ static bool check_limits(const struct job *j, struct api_error *err) {
 }
 
 static struct protocol_context context_of(const struct job *j) {
-    return (struct protocol_context){&j->setup, &j->request, j->id, j->created};
+    return (struct protocol_context){&j->setup, &j->request, j->id, j->created, &j->seen};
 }
 
 /* A JSON text as one line: all its control characters are blanks. */
@@ -504,14 +514,18 @@ static bool submit(struct job *j, const struct http_exchange *exchange, struct a
     return true;
 }
 
+static void write_answer(struct job *j);
+
 /* On a worker: reads the body and submits the request. False with *err. */
 static bool read_and_submit(struct job *j, struct api_error *err) {
     struct charge *before = charge_enter(j->charge);
     const bool read = read_request(j, j->exchange, err);
     charge_leave(before);
     if (read) {
+        if (j->request.idle)
+            write_answer(j);
         if (!text_ended(&j->end))
-            return submit(j, j->exchange, err);
+            return j->request.idle || submit(j, j->exchange, err);
         *err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
     }
     if (text_end_explain(&j->end, err))
@@ -529,13 +543,15 @@ static void work_on(struct work *work) {
     struct server *s = j->server;
     struct api_error err;
     const bool good = read_and_submit(j, &err);
-    if (!good) {
+    const bool idle = good && j->request.idle;
+    if (!good || idle) {
         pthread_mutex_lock(&s->mutex);
         count_complete(s);
         pthread_mutex_unlock(&s->mutex);
     }
     pthread_mutex_lock(&j->mutex);
-    j->phase = good ? JOB_SUBMITTED : JOB_REFUSED;
+    j->phase = idle ? JOB_WRITTEN : good ? JOB_SUBMITTED : JOB_REFUSED;
+    j->complete |= idle;
     if (!good)
         j->refused = err;
     http_wake(j->exchange);
@@ -571,7 +587,9 @@ enum http_step job_begin(struct server *s, struct http_exchange *exchange,
 }
 
 static enum http_step begin_stream(struct job *j, struct http_exchange *exchange) {
-    struct http_reply reply = reply_head(j->server, HTTP_OK, "text/event-stream; charset=utf-8");
+    const char *type = j->protocol->stream_type;
+    struct http_reply reply =
+        reply_head(j->server, HTTP_OK, type ? type : "text/event-stream; charset=utf-8");
     http_reply_header(&reply, "X-Accel-Buffering", "no"); /* proxies pass it on at once */
     http_reply_header(&reply, "X-Request-Id", *j->client_id ? j->client_id : j->id);
     return http_reply_stream(exchange, &reply, fill);
@@ -592,6 +610,7 @@ static size_t answer_bytes(const struct job *j) {
 static void write_answer(struct job *j) {
     const struct protocol_context context = context_of(j);
     struct api_error err;
+    see_times(j);
     struct charge *before = charge_enter(j->charge);
     json_t *body = j->protocol->body(&j->answer, &context, &err);
     j->text = body ? reply_dump(body) : NULL;
@@ -663,20 +682,6 @@ static void job_gone(struct http_exchange *exchange) {
     kvasir_engine_cancel(j->server->engine, id);
 }
 
-/* A copy for the log, since the job may be freed before the line is written. */
-struct job_record {
-    char id[JOB_ID_MAX], client_id[JOB_ID_MAX];
-    const char *route, *finish;
-    unsigned status;
-    uint32_t prompt_tokens, cached_tokens, completion_tokens;
-    uint64_t cache_bytes;
-    kvasir_hit hit;
-    uint32_t common_tokens;
-    kvasir_miss why;
-    struct metrics_request times;
-    char *body; /* the job's, taken; NULL unless options.log_prompts */
-};
-
 static const char *finish_text(const struct job *j) {
     static const char *const TEXTS[] = {"stop", "length", "cancelled", "error"};
     _Static_assert(sizeof TEXTS / sizeof *TEXTS == KVASIR_FINISH_ERROR + 1, "a text for each");
@@ -703,27 +708,6 @@ static void record_job(struct job *j, unsigned status, struct job_record *out) {
     j->body = NULL;
 }
 
-static int64_t ms_between(int64_t from_us, int64_t to_us) {
-    return from_us && to_us ? (to_us - from_us) / 1000 : -1;
-}
-
-static void log_record(const struct server *s, const struct job_record *r, const char *client) {
-    const struct metrics_request *t = &r->times;
-    log_add(s->log,
-            "id=%s client_id=%s route=%s status=%u finish=%s prompt=%u cached=%u hit=%s "
-            "diverged_at=%u common=%u why=%s new=%u cache_bytes=%llu queue_ms=%lld "
-            "first_token_ms=%lld total_ms=%lld client=%s",
-            r->id, *r->client_id ? r->client_id : "-", r->route, r->status, r->finish,
-            r->prompt_tokens, r->cached_tokens, kvasir_hit_text(r->hit), r->cached_tokens,
-            r->common_tokens, kvasir_miss_text(r->why), r->completion_tokens,
-            (unsigned long long)r->cache_bytes,
-            (long long)ms_between(t->submitted_us, t->started_us),
-            (long long)ms_between(t->submitted_us, t->first_us),
-            (long long)ms_between(t->submitted_us, metrics_now_us()), client);
-    if (s->options.log_prompts)
-        log_add(s->log, "id=%s body=%s", r->id, r->body ? r->body : "-");
-}
-
 static void job_done(struct http_exchange *exchange, unsigned status) {
     struct job *j = job_of(exchange);
     struct server *s = j->server;
@@ -744,7 +728,7 @@ static void job_done(struct http_exchange *exchange, unsigned status) {
     else /* the last event may have freed the job by now */
         kvasir_engine_cancel(s->engine, id);
     if (!refused)
-        log_record(s, &record, exchange->client);
+        job_log(s, &record, exchange->client);
     mem_free(record.body);
 }
 
@@ -765,6 +749,23 @@ uint32_t jobs_cancel(struct server *s, const struct tenant *tenant, const char *
             pthread_mutex_unlock(&j->mutex);
             kvasir_engine_cancel(s->engine, engine_id);
         }
+    pthread_mutex_unlock(&s->mutex);
+    return n;
+}
+
+size_t jobs_running(struct server *s, const struct tenant *tenant, struct native_slot *out,
+                    size_t most) {
+    size_t n = 0;
+    pthread_mutex_lock(&s->mutex);
+    for (struct job *j = s->jobs; j && n < most; j = j->next) {
+        if (!tenant->sees_all && strcmp(j->key, tenant->key) != 0)
+            continue;
+        pthread_mutex_lock(&j->mutex);
+        if (j->phase == JOB_SUBMITTED && !j->complete && j->times.started_us)
+            out[n++] = (struct native_slot){j->engine_id, j->prompt_tokens, j->prompt_done,
+                                            j->completion_tokens};
+        pthread_mutex_unlock(&j->mutex);
+    }
     pthread_mutex_unlock(&s->mutex);
     return n;
 }

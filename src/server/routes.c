@@ -174,6 +174,40 @@ static enum http_step run_page(struct server *s, struct http_exchange *exchange,
     return http_reply_static(exchange, &reply, SERVER_PAGE, SERVER_PAGE_LEN);
 }
 
+static struct api_model about_model(const struct server *s) {
+    struct api_model m = {.setup = &s->setup, .since_s = s->started_s};
+    kvasir_model_get_info(s->model, &m.info);
+    return m;
+}
+
+#define DEFINE_MODEL(name)                                                                         \
+    static enum http_step run_##name(struct server *s, struct http_exchange *exchange,             \
+                                     const struct route *r, const struct tenant *t) {              \
+        const struct api_model m = about_model(s);                                                 \
+        (void)r, (void)t;                                                                          \
+        return reply_json(s, exchange, HTTP_OK, name(&m));                                         \
+    }
+DEFINE_MODEL(ollama_tags)
+DEFINE_MODEL(ollama_ps)
+DEFINE_MODEL(native_props)
+
+static enum http_step run_native_slots(struct server *s, struct http_exchange *exchange,
+                                       const struct route *r, const struct tenant *t) {
+    const struct api_model m = about_model(s);
+    struct native_slot *busy = mem_calloc(s->setup.max_choices, sizeof *busy);
+    (void)r;
+    const size_t n = busy ? jobs_running(s, t, busy, s->setup.max_choices) : 0;
+    json_t *body = busy ? native_slots(&m, busy, n) : NULL;
+    mem_free(busy);
+    return reply_json(s, exchange, HTTP_OK, body);
+}
+
+static enum http_step run_ollama_version(struct server *s, struct http_exchange *exchange,
+                                         const struct route *r, const struct tenant *t) {
+    (void)r, (void)t;
+    return reply_json(s, exchange, HTTP_OK, json_pack("{s:s}", "version", OLLAMA_VERSION));
+}
+
 #define TEXT_FUNCTION(name)                                                                        \
     static bool name(const struct server *s, const struct api_setup *setup, struct api_body *body, \
                      struct text_buf *out, struct api_error *err)
@@ -204,11 +238,18 @@ TEXT_FUNCTION(count_input) {
     return responses_count(setup, body, out, err);
 }
 
+TEXT_FUNCTION(show) {
+    const struct api_model m = about_model(s);
+    (void)setup;
+    return ollama_show(&m, body, out, err);
+}
+
 static const struct text_kind TOKENIZE = {text_endpoint_wants, tokenize},
                               DETOKENIZE = {text_endpoint_wants, detokenize},
                               APPLY_TEMPLATE = {text_endpoint_wants, apply_template},
                               COUNT_TOKENS = {anthropic_wants, count_tokens},
-                              COUNT_INPUT = {responses_wants, count_input};
+                              COUNT_INPUT = {responses_wants, count_input},
+                              SHOW = {ollama_wants, show};
 
 static enum http_step run_text(struct server *s, struct http_exchange *exchange,
                                const struct route *r, const struct tenant *t) {
@@ -318,6 +359,17 @@ static const struct route ROUTES[] = {
     {"POST", "/tokenize", "tokenize", KEY, run_text, NULL, &TOKENIZE},
     {"POST", "/detokenize", "detokenize", KEY, run_text, NULL, &DETOKENIZE},
     {"POST", "/apply-template", "apply_template", KEY, run_text, NULL, &APPLY_TEMPLATE},
+    {"POST", "/api/chat", "ollama_chat", KEY, run_job, &PROTOCOL_OLLAMA_CHAT, NULL},
+    {"POST", "/api/generate", "ollama_generate", KEY, run_job, &PROTOCOL_OLLAMA_GENERATE, NULL},
+    {"POST", "/api/show", "ollama_show", KEY, run_text, &PROTOCOL_OLLAMA_CHAT, &SHOW},
+    {"GET", "/api/tags", "ollama_tags", KEY, run_ollama_tags, &PROTOCOL_OLLAMA_CHAT, NULL},
+    {"GET", "/api/ps", "ollama_ps", KEY, run_ollama_ps, &PROTOCOL_OLLAMA_CHAT, NULL},
+    {"GET", "/api/version", "ollama_version", KEY, run_ollama_version, &PROTOCOL_OLLAMA_CHAT, NULL},
+    {"POST", "/completion", "completion", KEY, run_job, &PROTOCOL_NATIVE, NULL},
+    {"POST", "/completions", "completion", KEY, run_job, &PROTOCOL_NATIVE, NULL},
+    {"POST", "/infill", "infill", KEY, run_job, &PROTOCOL_INFILL, NULL},
+    {"GET", "/props", "props", KEY, run_native_props, &PROTOCOL_NATIVE, NULL},
+    {"GET", "/slots", "slots", KEY, run_native_slots, &PROTOCOL_NATIVE, NULL},
     {"GET", "/v1/models", "models", KEY, run_models, NULL, NULL},
     {"GET", "/v1/models/", "models", KEY, run_model, NULL, NULL},
     {"DELETE", "/v1/requests/", "cancel", KEY, run_cancel, NULL, NULL},
@@ -364,7 +416,8 @@ const char *routes_name(const struct http_exchange *exchange) {
     return r ? r->name : "other";
 }
 
-/* Of the route whose path is the exchange's or a prefix of it; OpenAI's if there is none. */
+/* Of the route whose path is the exchange's or a prefix of it; ollama's for what else it has;
+ * OpenAI's if there is none. */
 static const struct protocol *protocol_of(const struct http_exchange *exchange) {
     for (size_t i = 0; i < N_ROUTES; i++) {
         const size_t n = strlen(ROUTES[i].path);
@@ -372,7 +425,8 @@ static const struct protocol *protocol_of(const struct http_exchange *exchange) 
             (exchange->path[n] == 0 || exchange->path[n] == '/'))
             return ROUTES[i].protocol;
     }
-    return &PROTOCOL_CHAT;
+    return strncmp(exchange->path, "/api/", strlen("/api/")) == 0 ? &PROTOCOL_OLLAMA_CHAT
+                                                                  : &PROTOCOL_CHAT;
 }
 
 /* A browser asks whether another site's page may send a request. */

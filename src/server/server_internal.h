@@ -167,6 +167,9 @@ enum http_step job_begin(struct server *s, struct http_exchange *exchange,
                          const struct protocol *protocol, const struct tenant *tenant);
 /* By the id of the answer or the X-Request-Id; returns how many there were. */
 uint32_t jobs_cancel(struct server *s, const struct tenant *tenant, const char *id);
+/* Those that run and that the tenant may see, up to `most`; returns how many. */
+size_t jobs_running(struct server *s, const struct tenant *tenant, struct native_slot *out,
+                    size_t most);
 /* Cancels all, and waits until the engine is done with them. */
 void jobs_stop(struct server *s);
 /* Streams that were silent for keepalive_s send a comment. */

@@ -68,15 +68,26 @@ presence_context_size frequency_context_size xtc_probability xtc_threshold ignor
 cache prompt_cache continue_final_message add_generation_prompt chat_template chat_template_kwargs
 reasoning_effort documents suffix echo best_of functions function_call min_tokens system
 stop_sequences thinking metadata service_tier content tokens add_special parse_special
-return_token_strs min_tokens_to_keep parallel_tool_calls store modalities control_tokens""".split()
+return_token_strs min_tokens_to_keep parallel_tool_calls store modalities control_tokens options
+format think raw template context images repeat_penalty repeat_last_n n_probs return_tokens
+response_fields input_prefix input_suffix input_extra json_schema grammar samplers""".split()
+NAME = "fields-model"
+OPTIONS = """temperature top_k top_p seed stop repeat_penalty repeat_last_n num_ctx mirostat
+logit_bias presence_penalty""".split()
 IN_MESSAGE = """role content name tool_calls tool_call_id reasoning reasoning_content type thinking
-refusal text id function input tool_use_id source cache_control arguments""".split()
+refusal text id function input tool_use_id source cache_control arguments
+thinking images tool_name""".split()
 HELLO = [{"role": "user", "content": "hi"}]
 ROUTES = {
     "/v1/chat/completions": {"messages": HELLO, "max_tokens": 1},
     "/v1/completions": {"prompt": "hi", "max_tokens": 1},
     "/v1/messages": {"messages": HELLO, "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": HELLO},
+    "/api/chat": {"model": NAME, "messages": HELLO, "options": {"num_predict": 1}},
+    "/api/generate": {"model": NAME, "prompt": "hi", "options": {"num_predict": 1}},
+    "/api/show": {"model": NAME},
+    "/completion": {"prompt": "hi", "n_predict": 1},
+    "/infill": {"input_prefix": "hi", "n_predict": 1},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1]},
     "/apply-template": {"messages": HELLO},
@@ -129,6 +140,8 @@ def one_body(rnd, path):
         body["tools"] = [tool(rnd) for _ in range(rnd.randrange(1, 3))]
     if isinstance(body.get("max_tokens"), int) and body["max_tokens"] > 8:
         body["max_tokens"] = 8  # many tokens are no finding
+    if "options" in ROUTES[path] and isinstance(body["options"], dict):
+        body["options"] = {"num_predict": 1, rnd.choice(OPTIONS): rnd.choice(VALUES)}
     text = json.dumps(body)
     if rnd.random() < 0.05:  # not even JSON
         at = rnd.randrange(len(text))
@@ -137,10 +150,12 @@ def one_body(rnd, path):
     return text.encode("utf-8", "surrogatepass")
 
 
-def check(path, sent, status, answer, stream):
+def check(path, sent, status, answer, kind):
     if status >= 500 and status != 503:
         raise Finding(f"{path}: {status} to {sent[:600]!r}: {answer[:300]!r}")
-    if stream:
+    if kind.startswith("application/x-ndjson"):
+        pieces = answer.splitlines()
+    elif kind.startswith("text/event-stream"):
         pieces = [line[6:] for line in answer.split(b"\n") if line.startswith(b"data: {")]
     else:
         pieces = [answer]
@@ -163,13 +178,7 @@ def work(rnd, server, clock, findings):
             c.request("POST", path, sent, headers)
             r = c.getresponse()
             answer = r.read()
-            check(
-                path,
-                sent,
-                r.status,
-                answer,
-                (r.getheader("Content-Type") or "").startswith("text/event-stream"),
-            )
+            check(path, sent, r.status, answer, r.getheader("Content-Type") or "")
             clock.count(f"status {r.status}")
         except Finding as e:
             findings.append(e)
@@ -179,8 +188,8 @@ def work(rnd, server, clock, findings):
 
 
 def attack(program, rnd, clock, limits):
-    scripted_model("fields-model")
+    scripted_model(NAME)
     flags = ["--cache-memory-mb", "64", "--threads", "2"]
-    with Server(program, "-m", "fields-model", *flags) as server:
+    with Server(program, "-m", NAME, *flags) as server:
         in_threads(4, rnd, work, server, clock)
     del limits

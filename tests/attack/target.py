@@ -18,7 +18,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPTED = os.path.join(HERE, "..", "support", "scripted_model.py")
 SCRIPTS = {
     "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
-    "scripts": {"hi": "hello there", "long": " ".join(f"word{i}" for i in range(40))},
+    "scripts": {"hi": "hello there", "long": " ".join(f"word{i}" for i in range(40)),
+                "fim_prefix": "before", "fim_suffix": "behind", "fim_middle": "between"},
     "endless": ["long"],
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by openai_client.py and anthropic_client.py: the list of cases by part, the scripted
+"""Shared by the clients, openai_client.py and others: the list of cases by part, the scripted
 answers of scripts.json, the server's status.
 
     XXX_client.py PART URL [KEY...]      runs the cases of a part against a server

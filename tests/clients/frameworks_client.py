@@ -322,6 +322,34 @@ def langchain_anthropic_structured(server):
     is_person(langchain_anthropic(server).with_structured_output(Person).invoke(ASK))
 
 
+def langchain_of_ollama(server, **options):
+    from langchain_ollama import ChatOllama
+    (model,) = server.get("/api/tags")["models"]
+    return ChatOllama(model=model["name"], base_url=server.url, temperature=0, num_predict=LIMIT,
+                      validate_model_on_init=True, **options)
+
+
+@case("langchain")
+def langchain_ollama(server):
+    model = langchain_of_ollama(server, num_ctx=2048, seed=1)
+    answer = model.invoke("Say hello.")
+    assert answer.content and answer.usage_metadata["output_tokens"] > 0, answer
+    assert "".join(c.content for c in model.stream("Say hello."))
+
+
+@case("langchain")
+def langchain_ollama_tools(server):
+    messages = [("user", "What is the weather in Oslo, in C? Call get_weather.")]
+    answer = langchain_of_ollama(server).bind_tools([function(WEATHER)]).invoke(messages)
+    for call in answer.tool_calls:
+        assert call["name"] and isinstance(call["args"], dict), answer
+
+
+@case("langchain")
+def langchain_ollama_structured(server):
+    is_person(langchain_of_ollama(server).with_structured_output(Person).invoke(ASK))
+
+
 # ---- litellm -------------------------------------------------------------------------------------
 
 
@@ -345,6 +373,18 @@ def litellm_vllm(server):
 @case("litellm")
 def litellm_anthropic(server):
     assert litellm_chat(server, "anthropic/", "").content
+
+
+@case("litellm")
+def litellm_ollama(server):
+    import litellm
+    (model,) = server.get("/api/tags")["models"]
+    ask = {"model": "ollama_chat/" + model["name"], "api_base": server.url, "max_tokens": LIMIT}
+    assert litellm.completion(messages=user(), **ask).choices[0].message.content
+    stream = litellm.completion(messages=user(), stream=True, **ask)
+    assert "".join(part.choices[0].delta.content or "" for part in stream)
+    answer = litellm.completion(messages=user(), response_format=Person, **ask)
+    is_person(Person.model_validate_json(answer.choices[0].message.content))
 
 
 @case("litellm")

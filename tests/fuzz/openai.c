@@ -4,6 +4,7 @@
  *     '0' '1'   OpenAI's completions, chat; '2' '3': with a prompt-cache file allowed
  *     '4' '5'   Anthropic's messages, count_tokens
  *     '8' '9' ':'   tokenize, apply-template, detokenize
+ *     'd' 'e'   ollama's chat, generate; 'f' 'g' llama-server's completion, infill
  *     'q' 't'   chat, messages of a model whose answers have a syntax, which the size picks
  *
  * An accepted request must be fit to submit: the sampler takes its options, ids are in the
@@ -14,6 +15,8 @@
 
 #include "../support/byte_tokenizer.h"
 #include "api/anthropic.h"
+#include "api/native.h"
+#include "api/ollama.h"
 #include "api/text_endpoints.h"
 #include "fuzz.h"
 #include "server/server.h"
@@ -64,7 +67,9 @@ static void check_request(const struct api_setup *setup, const struct api_reques
 }
 
 static void check_refusal(const struct api_error *err) {
-    if ((err->status != HTTP_BAD_REQUEST && err->status != HTTP_SERVER_ERROR) || !err->text[0])
+    if ((err->status != HTTP_BAD_REQUEST && err->status != HTTP_SERVER_ERROR &&
+         err->status != HTTP_NOT_FOUND) ||
+        !err->text[0])
         fuzz_fail("status %d: %s", err->status, err->text);
     if (strchr(err->text, '\n') || strncmp(err->text, err->param, strlen(err->param)) != 0)
         fuzz_fail("\"%s\": \"%s\"", err->param, err->text);
@@ -136,6 +141,27 @@ static void read_anthropic(const struct api_setup *setup, char which, struct api
     text_free(&counted);
 }
 
+/* Which protocol of those that are read like another; NULL: none. */
+static const struct protocol *llama_of(char which) {
+    static const struct protocol *const ALL[] = {&PROTOCOL_OLLAMA_CHAT, &PROTOCOL_OLLAMA_GENERATE,
+                                                 &PROTOCOL_NATIVE, &PROTOCOL_INFILL};
+    return which & 64 && !(which & 16) ? ALL[which & 3] : NULL;
+}
+
+static void read_llama(const struct api_setup *setup, const struct protocol *p,
+                       struct api_body *body) {
+    struct api_request r;
+    struct api_error err;
+    const bool good = p->read(setup, body, &r, &err);
+    api_body_free(body);
+    if (!good)
+        check_refusal(&err);
+    else if (!r.idle)
+        check_request(setup, &r);
+    if (good)
+        api_request_free(&r);
+}
+
 static void read_text_api(const struct api_setup *setup, char which, struct api_body *body) {
     struct api_error err;
     struct text_buf out = {0};
@@ -182,8 +208,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         .max_tokens = 16,
         .sampling = kvasir_sampling_defaults(),
         .syntax = data[0] & 64 ? &SYNTAXES[size % (sizeof SYNTAXES / sizeof *SYNTAXES)] : NULL,
+        .stream = llama_of((char)data[0]) != NULL,
         .prompt_cache = data[0] & 2};
-    api_want_fn *wants = data[0] & 8   ? text_endpoint_wants
+    const struct protocol *llama = llama_of((char)data[0]);
+    api_want_fn *wants = llama         ? llama->wants
+                         : data[0] & 8 ? text_endpoint_wants
                          : data[0] & 4 ? anthropic_wants
                          : data[0] & 1 ? openai_wants_chat
                                        : openai_wants_completion;
@@ -192,6 +221,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     budget_begin(BYTES + TIMES * size);
     if (!api_body_read((const char *)data + 1, size - 1, BYTE_VOCAB, wants, &body, &err))
         check_refusal(&err);
+    else if (llama)
+        read_llama(&setup, llama, &body);
     else if (data[0] & 8)
         read_text_api(&setup, (char)data[0], &body);
     else if (data[0] & 4)

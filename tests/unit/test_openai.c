@@ -523,7 +523,6 @@ static void test_refused(void **state) {
     (void)state;
     static const char *const fields[][3] = {
         /* name, a value that is refused, one that requests nothing */
-        {"suffix", "\"x\"", "\"\""},
         {"echo", "true", "false"},
         {"best_of", "2", "1"},
         {"modalities", "[\"text\",\"audio\"]", "[\"text\"]"},

@@ -218,7 +218,8 @@ static void test_answers(void **state) {
     chat_is(WITH("\"tools\":[{\"type\":\"function\",\"name\":\"f\"},{\"type\":\"custom\",\"name\":"
                  "\"p\"}]"),
             "[user]hiTf0Tp4[a]");
-    const struct protocol_context c = {&setup, &r, "resp_1", 5};
+    const struct protocol_context c = {
+        .setup = &setup, .request = &r, .id = "resp_1", .created = 5};
     const struct responses_usage usage = {9, 4, 6};
     struct responses_output o;
     struct text_buf out = {0};
@@ -264,7 +265,8 @@ static void test_answers(void **state) {
 static void test_answers_cut_off_or_empty(void **state) {
     (void)state;
     chat_is("{\"input\":\"hi\"}", "[user]hi[a]");
-    const struct protocol_context c = {&setup, &r, "resp_1", 5};
+    const struct protocol_context c = {
+        .setup = &setup, .request = &r, .id = "resp_1", .created = 5};
     const struct responses_usage usage = {1, 0, 1};
     struct responses_output o;
     assert_true(responses_output_init(&o, &c) && part(&o, ANSWER_CONTENT, NULL, "so"));

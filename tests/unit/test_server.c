@@ -474,6 +474,42 @@ static void test_messages(void **state) {
     free(body);
 }
 
+/* ollama's and llama-server's: the whole way, also of a request that the engine does not see. */
+static void test_llamas(void **state) {
+    static const struct {
+        const char *path, *body;
+        int status;
+        const char *holds;
+    } CASES[] = {
+        {"/api/chat", "{\"model\":\"tiny\"}", 200, "\"done_reason\":\"load\"}"},
+        {"/api/generate", "{\"model\":\"tiny:latest\",\"prompt\":\"\",\"keep_alive\":0}", 200,
+         "\"done_reason\":\"load\"}"},
+        {"/api/generate",
+         "{\"model\":\"tiny\",\"prompt\":\"a\",\"raw\":true,\"options\":{\"num_predict\":2}}", 200,
+         "\"done\":true"},
+        {"/api/chat",
+         "{\"model\":\"tiny\"," HI "\"stream\":false,\"options\":{\"num_predict\":99999}}", 200,
+         "\"eval_count\""}, /* as many as there is room for */
+        {"/api/chat", "{\"model\":\"huge\"," HI "\"stream\":false}", 404,
+         "{\"error\":\"model 'huge' not found"},
+        {"/api/pull", "{\"model\":\"tiny\"}", 404, "{\"error\":\"path not found\"}"},
+        {"/api/show", "{\"name\":\"tiny\"}", 200, "\"capabilities\":[\"completion\""},
+        {"/completion", "{\"prompt\":[\"a\",98],\"n_predict\":2,\"stream\":true}", 200,
+         "\"stop\":true"},
+        {"/completion", "{\"prompt\":\"a\",\"n_predict\":2,\"response_fields\":[\"stop\"]}", 200,
+         "{\"stop\":true}"},
+        {"/infill", "{\"input_prefix\":\"a\"}", 400, "input_prefix: this model cannot fill"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        struct client_answer a = ask(CASES[i].path, CASES[i].body);
+        if (a.status != CASES[i].status || a.cut || !a.body || !strstr(a.body, CASES[i].holds))
+            fail_msg("%s %s\nstatus %d: %.300s", CASES[i].path, CASES[i].body, a.status,
+                     a.body ? a.body : "");
+        free(a.body);
+    }
+}
+
 static void test_anthropic(void **state) {
     static const struct {
         const char *fields, *param;
@@ -532,6 +568,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_prompts, is_idle),
         cmocka_unit_test_teardown(test_messages, is_idle),
         cmocka_unit_test_teardown(test_anthropic, is_idle),
+        cmocka_unit_test_teardown(test_llamas, is_idle),
         cmocka_unit_test_teardown(test_texts, is_idle),
     };
     return cmocka_run_group_tests(tests, make, end);
