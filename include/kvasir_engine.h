@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvasir_engine.h: many sequences at once; kvasir.h includes it, whose rules hold.
  *
- *   kvasir_batch    sequences of one context that take a step together
  *   kvasir_engine   a context with a thread of its own, a prefix tree and a scheduler: requests go
  *                   in from any thread, tokens come out as events
  *
@@ -23,36 +22,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* ---- batches ------------------------------------------------------------------------------ */
-
-/* An ordered list of sequences of one context, of any lengths and formats. None of these calls pads
- * or copies. A sequence in a batch belongs to the batch. The rules of kvasir_seq about contexts,
- * threads and errors apply. */
-typedef struct kvasir_batch kvasir_batch;
-
-/* A batch of n sequences (0: empty). On success it owns them. No sequence may occur twice. */
-KVASIR_API kvasir_status kvasir_batch_merge(kvasir_context *ctx, kvasir_seq *const *seqs, size_t n,
-                                            kvasir_batch **out, kvasir_error *err);
-KVASIR_API void kvasir_batch_destroy(kvasir_batch *batch); /* and its sequences */
-KVASIR_API size_t kvasir_batch_size(const kvasir_batch *batch);
-/* Sequence i, which stays in the batch: to fork, trim, save or inspect. */
-KVASIR_API kvasir_seq *kvasir_batch_seq(const kvasir_batch *batch, size_t i);
-/* Removes sequence i, which the caller owns then. Later ones move up. */
-KVASIR_API kvasir_status kvasir_batch_extract(kvasir_batch *batch, size_t i, kvasir_seq **out,
-                                              kvasir_error *err);
-/* Keeps the n sequences of `keep` (rising), destroys the others. */
-KVASIR_API kvasir_status kvasir_batch_filter(kvasir_batch *batch, const size_t *keep, size_t n,
-                                             kvasir_error *err);
-/* Appends the sequences of `from`, a batch of the same context, which becomes empty. */
-KVASIR_API kvasir_status kvasir_batch_extend(kvasir_batch *batch, kvasir_batch *from,
-                                             kvasir_error *err);
-/* Evaluates counts[i] tokens (0: none) of each sequence i, in shared steps. `tokens` has those of
- * sequence 0, then of 1, and so on. logits [size][vocab]: row i is of sequence i's last token,
- * unchanged if it had none; NULL: not needed. A call that fails at once has changed nothing. */
-KVASIR_API kvasir_status kvasir_batch_eval(kvasir_batch *batch, const int32_t *tokens,
-                                           const uint32_t *counts, float *logits,
-                                           kvasir_error *err);
 
 /* ---- engine ------------------------------------------------------------------------------- */
 
@@ -234,6 +203,7 @@ typedef struct kvasir_request {
      * no token can come next, the choice ends with an error. Not together with ignore_end.
      * Borrowed for the call. */
     const kvasir_grammar *grammar;
+    bool shorten; /* if max_tokens do not fit, as many as fit */
 } kvasir_request;
 KVASIR_API void kvasir_request_init(kvasir_request *request, size_t struct_size,
                                     size_t sampling_size);
@@ -248,6 +218,12 @@ static inline kvasir_request kvasir_request_defaults(void) {
  * KVASIR_ERR_BUDGET: it could never run. */
 KVASIR_API kvasir_status kvasir_engine_submit(kvasir_engine *engine, const kvasir_request *request,
                                               uint64_t *id, kvasir_error *err);
+/* n of them (1 or more) as one, all or none; each is as if submitted alone. They share one id, by
+ * which one call cancels all, and are told apart by their `user`. *refused (or NULL): the index of
+ * the one because of which none was taken; n: not because of one. */
+KVASIR_API kvasir_status kvasir_engine_submit_all(kvasir_engine *engine,
+                                                  const kvasir_request *const *requests, size_t n,
+                                                  uint64_t *id, size_t *refused, kvasir_error *err);
 /* From any thread. The request releases its memory before the next step; its last event says
  * KVASIR_FINISH_CANCELLED. Does nothing if the request is done. */
 KVASIR_API void kvasir_engine_cancel(kvasir_engine *engine, uint64_t id);

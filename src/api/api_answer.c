@@ -18,7 +18,7 @@ bool api_answer_good(const struct api_answer *a, struct api_error *err) {
 }
 
 void api_answer_free(struct api_answer *a) {
-    for (uint32_t i = 0; a->choices && i < a->request->engine.n; i++) {
+    for (uint32_t i = 0; a->choices && i < api_choices(a->request); i++) {
         mem_free(a->choices[i].text);
         mem_free(a->choices[i].tokens);
         mem_free(a->choices[i].top);
@@ -28,9 +28,11 @@ void api_answer_free(struct api_answer *a) {
 }
 
 /* Room for an answer of usual length, so that events need no allocation. */
-static bool reserve(struct api_choice *c, const kvasir_request *r) {
+static bool reserve(struct api_choice *c, const struct api_request *request) {
     enum { TOKENS = 2048, TOKEN_BYTES = 8 };
-    const size_t n = r->max_tokens && r->max_tokens < TOKENS ? r->max_tokens : TOKENS;
+    const kvasir_request *r = &request->engine;
+    const size_t usual = request->n_prompts ? TOKENS / request->n_prompts : TOKENS,
+                 n = r->max_tokens && r->max_tokens < usual ? r->max_tokens : usual;
     if (!ARRAY_GROW(c->text, c->cap, n * TOKEN_BYTES))
         return false;
     return r->top_logprobs < 0 || (ARRAY_GROW(c->tokens, c->tokens_cap, n) &&
@@ -39,9 +41,9 @@ static bool reserve(struct api_choice *c, const kvasir_request *r) {
 
 bool api_answer_init(struct api_answer *a, const struct api_request *request) {
     *a = (struct api_answer){.request = request};
-    a->choices = calloc(request->engine.n, sizeof *a->choices);
-    for (uint32_t i = 0; a->choices && i < request->engine.n; i++)
-        if (!reserve(&a->choices[i], &request->engine)) {
+    a->choices = calloc(api_choices(request), sizeof *a->choices);
+    for (uint32_t i = 0; a->choices && i < api_choices(request); i++)
+        if (!reserve(&a->choices[i], request)) {
             api_answer_free(a);
             return false;
         }
@@ -88,7 +90,7 @@ static void set_failed(struct api_answer *a, const kvasir_error *why) {
 }
 
 void api_answer_event(struct api_answer *a, const kvasir_event *e) {
-    ASSERT(e->choice < a->request->engine.n);
+    ASSERT(e->choice < api_choices(a->request));
     ASSERT(!a->complete);
     struct api_choice *c = &a->choices[e->choice];
     a->prompt_tokens = e->prompt_tokens;

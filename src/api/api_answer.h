@@ -26,7 +26,7 @@ struct api_choice {
 /* One request's answer, collected event by event. Zero-initialised may be freed. */
 struct api_answer {
     const struct api_request *request; /* borrowed */
-    struct api_choice *choices;        /* [request->engine.n] */
+    struct api_choice *choices;        /* [api_choices(request)] */
     uint32_t prompt_tokens, cached_tokens;
     bool complete;      /* the last event came */
     bool cancelled;     /* a choice was cancelled */

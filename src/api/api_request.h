@@ -24,6 +24,8 @@ struct responses_store {
     void (*keep)(void *user, const char *previous, json_t *input, json_t *response);
 };
 
+enum { API_PROMPTS_MAX = 128 }; /* of a request, with all choices: each is one to the engine */
+
 /* What all requests of a server or batch share. */
 struct api_setup {
     const kvasir_tokenizer *tokenizer;
@@ -40,8 +42,18 @@ struct api_setup {
     bool all_control;                        /* default of "control_tokens": "all" */
     bool stream;                             /* "stream": true is allowed */
     const struct responses_store *responses; /* NULL: none are kept */
+    uint32_t max_prompts;                    /* of a request for completions; 0: 1 */
     uint32_t ctx;                            /* tokens of a prompt and its answer; 0: not known */
     bool prompt_cache;                       /* "prompt_cache", the path of a file, is allowed */
+};
+
+/* One of a request's prompts, and its request to the engine. */
+struct api_prompt {
+    const int32_t *tokens; /* [n_tokens] */
+    size_t n_tokens;
+    int32_t *tokenized; /* the same, if they are to be freed (kvasir_free); or NULL */
+    struct api_prompts_run *run;
+    uint32_t prompt_tokens, cached_tokens, prompt_done; /* once it has begun */
 };
 
 struct api_request {
@@ -59,24 +71,40 @@ struct api_request {
     struct answer_options answer;
     struct constraint constraint; /* what the answers must be */
     struct kept_grammar *grammar; /* likewise, compiled; NULL: any */
-    bool default_length;          /* max_tokens is the setup's, and may become 0 (api_submit) */
     int32_t *ids;                 /* the prompt: token ids of the body, or */
     int32_t *tokenized;           /* of the tokenizer; kvasir_free */
-    const char **stops;           /* [engine.n_stops] */
-    int32_t *stop_tokens;         /* [engine.n_stop_tokens] */
-    int32_t *shown_tokens;        /* [engine.n_shown_tokens] */
-    int32_t *xtc_special;         /* kvasir_free */
+    /* [n_prompts] all prompts of a request with several, each for engine.n choices; engine has the
+     * first one. NULL: there is one. */
+    struct api_prompt *prompts;
+    uint32_t n_prompts;
+    const char **stops;    /* [engine.n_stops] */
+    int32_t *stop_tokens;  /* [engine.n_stop_tokens] */
+    int32_t *shown_tokens; /* [engine.n_shown_tokens] */
+    int32_t *xtc_special;  /* kvasir_free */
     kvasir_logit_bias *logit_bias;
     /* Of /v1/responses: members of the answer that repeat the request's, and the new items. */
     json_t *echo, *input;
-    bool store;   /* the response is kept */
-    json_t *kept; /* array: references to strings of the body that are used */
+    bool store;                  /* the response is kept */
+    json_t *kept;                /* array: references to strings of the body that are used */
+    struct api_prompts_run *run; /* of several prompts, from api_submit on */
 };
 void api_request_free(struct api_request *r);
+/* Of all prompts. */
+static inline uint32_t api_choices(const struct api_request *r) {
+    return r->engine.n * (r->n_prompts ? r->n_prompts : 1);
+}
+size_t api_prompt_tokens(const struct api_request *r); /* the same */
+/* Makes room for n prompts, to be added in their order; n > 1, with engine.n known. */
+bool api_begin_prompts(const struct api_setup *setup, struct api_request *r, size_t n,
+                       struct api_error *err);
+/* Takes tokenized, or borrows tokens if that is NULL. */
+void api_add_prompt(struct api_request *r, const int32_t *tokens, size_t n, int32_t *tokenized);
 
-/* Submits it. If a default length does not fit, submits it again with as many tokens as fit. */
-kvasir_status api_submit(kvasir_engine *engine, const struct api_request *r,
-                         kvasir_event_fn *on_event, void *user, uint64_t *id, kvasir_error *err);
+/* Submits it. Several prompts are several requests to the engine, whose events come as those of
+ * one: choice i of prompt p is choice p * n + i, figures are sums over the prompts that have begun.
+ * The status is the engine's; *err says more. */
+kvasir_status api_submit(kvasir_engine *engine, struct api_request *r, kvasir_event_fn *on_event,
+                         void *user, uint64_t *id, struct api_error *err);
 /* The parser of choice `choice` of the answer `id`; see answer_parser_create. */
 struct answer_parser *api_answer_parser(const struct api_request *r, const char *id,
                                         uint32_t choice, answer_part_fn *fn, void *user);

@@ -265,7 +265,7 @@ json_t *openai_usage(uint32_t prompt_tokens, uint32_t cached_tokens, uint64_t co
 
 static json_t *usage_json(const struct api_answer *a) {
     uint64_t completion = 0;
-    for (uint32_t i = 0; i < a->request->engine.n; i++)
+    for (uint32_t i = 0; i < api_choices(a->request); i++)
         completion += a->choices[i].n_tokens;
     return openai_usage(a->prompt_tokens, a->cached_tokens, completion);
 }
@@ -276,7 +276,7 @@ json_t *openai_answer_body(const struct api_answer *a, const struct api_setup *s
         return NULL;
     bool chat = a->request->api == API_CHAT, good = true;
     json_t *choices = json_array();
-    for (uint32_t i = 0; good && i < a->request->engine.n; i++)
+    for (uint32_t i = 0; good && i < api_choices(a->request); i++)
         good = json_array_append_new(choices, choice_json(setup, a, id, i)) == 0;
     json_t *body =
         json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", id, "object",

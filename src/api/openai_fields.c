@@ -197,7 +197,7 @@ static bool read_limits(const struct api_setup *setup, json_t *body, struct api_
         !api_whole(body, "max_completion_tokens", 1, UINT32_MAX, &tokens, err) ||
         !api_whole(body, "n", 1, setup->max_choices, &n, err))
         return false;
-    r->default_length = !api_get(body, "max_tokens") && !api_get(body, "max_completion_tokens");
+    r->engine.shorten = !api_get(body, "max_tokens") && !api_get(body, "max_completion_tokens");
     r->engine.max_tokens = (uint32_t)tokens;
     r->engine.n = (uint32_t)n;
     return api_flag(body, "ignore_eos", &r->engine.ignore_end, err);
@@ -216,12 +216,11 @@ static bool read_stop(struct api_request *r, const char *path, json_t *value,
 
 static bool read_stop_ids(struct api_body *body, struct api_request *r, struct api_error *err) {
     static const char NAME[] = "stop_token_ids";
-    const char *path;
     json_t *other = api_get(body->members, NAME);
     if (other)
         return api_wrong_type(err, NAME, other, "an array of token ids");
     return !api_has_ids(body, NAME) ||
-           api_take_ids(body, NAME, &r->stop_tokens, &r->engine.n_stop_tokens, &path, err);
+           api_take_ids(body, NAME, &r->stop_tokens, &r->engine.n_stop_tokens, err);
 }
 
 static bool read_stops(struct api_body *body, struct api_request *r, struct api_error *err) {

@@ -48,26 +48,59 @@ static bool tokenize(const struct api_setup *setup, const char *path, const char
 
 /* ---- completions ----------------------------------------------------------------------------- */
 
-/* A list is allowed if it contains one prompt. (Here it begins with a text: api_body.h.) */
-static json_t *single_prompt(json_t *prompt, const char **path) {
-    *path = json_is_array(prompt) ? "prompt[0]" : "prompt";
-    return json_is_array(prompt) ? json_array_get(prompt, 0) : prompt;
+static const char PROMPT[] = "prompt";
+
+/* An array of ids, or of arrays of them. */
+static bool read_ids(const struct api_setup *setup, struct api_body *body, struct api_request *r,
+                     struct api_error *err) {
+    size_t *ends, n, n_ends, from = 0;
+    if (!api_take_id_lists(body, PROMPT, &r->ids, &n, &ends, &n_ends, err))
+        return false;
+    bool good = true;
+    if (n_ends < 2)
+        good = set_tokens(r, n_ends ? "prompt[0]" : PROMPT, r->ids, n, err);
+    else
+        good = api_begin_prompts(setup, r, n_ends, err);
+    for (size_t i = 0; good && n_ends > 1 && i < n_ends; from = ends[i++]) {
+        char path[32];
+        snprintf(path, sizeof path, "prompt[%zu]", i);
+        good = ends[i] > from || api_refuse(err, path, "contains no tokens");
+        if (good)
+            api_add_prompt(r, r->ids + from, ends[i] - from, NULL);
+    }
+    mem_free(ends);
+    return good;
 }
 
+static bool read_text(const struct api_setup *setup, const char *path, json_t *prompt,
+                      struct api_request *r, struct api_error *err) {
+    if (!json_is_string(prompt))
+        return api_wrong_type(err, path, prompt, "a string or an array of token ids");
+    return tokenize(setup, path, json_string_value(prompt), json_string_length(prompt),
+                    r->prompt_cache ? 0 : KVASIR_TOKENIZE_ADD_SPECIAL, r, err);
+}
+
+/* (Lists here begin with a text: api_body.h.) */
 static bool read_prompt(const struct api_setup *setup, struct api_body *body, struct api_request *r,
                         struct api_error *err) {
-    const char *path = "prompt";
-    size_t n;
-    if (api_has_ids(body, "prompt"))
-        return api_take_ids(body, "prompt", &r->ids, &n, &path, err) &&
-               set_tokens(r, path, r->ids, n, err);
-    json_t *list = api_get(body->members, "prompt"), *prompt = single_prompt(list, &path);
-    if (prompt != list && json_array_size(list) > 1)
-        return api_refuse(err, "prompt", "%zu prompts, a request takes one", json_array_size(list));
-    if (json_is_string(prompt))
-        return tokenize(setup, path, json_string_value(prompt), json_string_length(prompt),
-                        r->prompt_cache ? 0 : KVASIR_TOKENIZE_ADD_SPECIAL, r, err);
-    return api_wrong_type(err, path, prompt, "a string or an array of token ids");
+    if (api_has_ids(body, PROMPT))
+        return read_ids(setup, body, r, err);
+    json_t *prompt = api_get(body->members, PROMPT);
+    const size_t n = json_array_size(prompt);
+    if (n < 2)
+        return read_text(setup, n ? "prompt[0]" : PROMPT, n ? json_array_get(prompt, 0) : prompt, r,
+                         err);
+    if (!api_begin_prompts(setup, r, n, err))
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        char path[32];
+        snprintf(path, sizeof path, "prompt[%zu]", i);
+        if (!read_text(setup, path, json_array_get(prompt, i), r, err))
+            return false;
+        api_add_prompt(r, r->tokenized, r->engine.n_tokens, r->tokenized);
+        r->tokenized = NULL;
+    }
+    return true;
 }
 
 /* How the answer to this prompt is parsed. */

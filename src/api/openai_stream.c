@@ -24,7 +24,7 @@ struct openai_stream {
         struct answer_parser *parser; /* of a chat */
         bool begun;
         size_t offset; /* characters so far */
-    } * choices;       /* [request->engine.n] */
+    } * choices;       /* [api_choices(request)] */
     uint64_t completion_tokens;
     struct text_buf head; /* the start of all chunks, up to their choices */
     struct text_buf *out; /* of the current event */
@@ -158,7 +158,7 @@ static bool add_end(struct openai_stream *s, struct chunk_choice *c, const kvasi
 
 static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *out) {
     struct openai_stream *s = stream;
-    ASSERT(e->choice < s->c.request->engine.n);
+    ASSERT(e->choice < api_choices(s->c.request));
     struct chunk_choice *c = &s->choices[e->choice];
     s->out = out;
     s->completion_tokens += e->kind == KVASIR_EVENT_TOKEN;
@@ -175,7 +175,7 @@ static void stream_close(void *stream) {
     struct openai_stream *s = stream;
     if (!s)
         return;
-    for (uint32_t i = 0; s->choices && i < s->c.request->engine.n; i++)
+    for (uint32_t i = 0; s->choices && i < api_choices(s->c.request); i++)
         answer_parser_destroy(s->choices[i].parser);
     json_decref(s->logprobs);
     text_free(&s->head);
@@ -188,9 +188,9 @@ static void *stream_open(const struct protocol_context *c) {
     if (!s)
         return NULL;
     s->c = *c;
-    s->choices = calloc(c->request->engine.n, sizeof *s->choices);
+    s->choices = calloc(api_choices(c->request), sizeof *s->choices);
     bool good = s->choices && set_head(s);
-    for (uint32_t i = 0; good && is_chat(s) && i < c->request->engine.n; i++) {
+    for (uint32_t i = 0; good && is_chat(s) && i < api_choices(c->request); i++) {
         s->choices[i].stream = s;
         s->choices[i].parser = api_answer_parser(c->request, c->id, i, add_part, &s->choices[i]);
         good = s->choices[i].parser != NULL;

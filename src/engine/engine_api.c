@@ -103,32 +103,62 @@ static uint32_t longest_fit(const struct kvasir_engine *e) {
 
 /* ---- from any thread ------------------------------------------------------------------------- */
 
-kvasir_status kvasir_engine_submit(kvasir_engine *e, const kvasir_request *r, uint64_t *id,
-                                   kvasir_error *err) {
-    struct request *q = NULL;
+/* Adds n requests, of which the first is given: all or none. */
+static kvasir_status enlist(kvasir_engine *e, struct request *first, size_t n, uint64_t *id,
+                            kvasir_error *err) {
     kvasir_status status = KVASIR_OK;
-    TRY(request_make(e, r, &q, err));
     pthread_mutex_lock(&e->mutex);
-    if (e->waiting >= e->max_waiting) {
-        status = fail(err, KVASIR_ERR_BUSY,
-                      "%u requests are waiting, the most allowed: try again later", e->max_waiting);
+    if (n > e->max_waiting - e->waiting) {
+        status =
+            fail(err, KVASIR_ERR_BUSY, "%u requests are waiting, at most %u may: try again later",
+                 e->waiting, e->max_waiting);
     } else {
-        q->id = ++e->requests;
+        e->requests += n;
+        e->waiting += (uint32_t)n;
+        *e->inbox_end = first;
+        for (struct request *q = first; q; q = q->inbox_next) {
+            q->id = e->requests;
+            e->inbox_end = &q->inbox_next;
+            q->next = e->open;
+            if (q->next)
+                q->next->prev = q;
+            e->open = q;
+        }
         if (id)
-            *id = q->id;
-        e->waiting++;
-        *e->inbox_end = q;
-        e->inbox_end = &q->inbox_next;
-        q->next = e->open;
-        if (q->next)
-            q->next->prev = q;
-        e->open = q;
+            *id = e->requests;
         pthread_cond_signal(&e->wake);
     }
     pthread_mutex_unlock(&e->mutex);
-    if (status != KVASIR_OK)
-        request_close(q);
     return status;
+}
+
+kvasir_status kvasir_engine_submit_all(kvasir_engine *e, const kvasir_request *const *requests,
+                                       size_t n, uint64_t *id, size_t *refused, kvasir_error *err) {
+    struct request *first = NULL, **end = &first;
+    kvasir_status status = KVASIR_OK;
+    size_t made = 0;
+    if (n < 1 || n > e->max_waiting)
+        status = fail(err, KVASIR_ERR_ARGUMENT, "%zu requests are not between 1 and %u", n,
+                      e->max_waiting);
+    for (; status == KVASIR_OK && made < n; made += status == KVASIR_OK) {
+        status = request_make(e, requests[made], end, err);
+        if (status == KVASIR_OK)
+            end = &(*end)->inbox_next;
+    }
+    if (refused)
+        *refused = n >= 1 && n <= e->max_waiting ? made : n;
+    if (status == KVASIR_OK)
+        status = enlist(e, first, n, id, err);
+    for (struct request *q = first, *next; status != KVASIR_OK && q; q = next) {
+        next = q->inbox_next;
+        request_close(q);
+    }
+    return status;
+}
+
+kvasir_status kvasir_engine_submit(kvasir_engine *e, const kvasir_request *r, uint64_t *id,
+                                   kvasir_error *err) {
+    return kvasir_engine_submit_all(e, &r, 1, id, NULL, err);
 }
 
 void kvasir_engine_cancel(kvasir_engine *e, uint64_t id) {

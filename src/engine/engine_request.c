@@ -298,24 +298,25 @@ static kvasir_status settle_length(const struct kvasir_engine *e, const kvasir_r
                                    uint32_t base, uint32_t *cap, kvasir_error *err) {
     const uint64_t prompt = base + (uint64_t)r->n_tokens;
     const uint32_t ctx = e->rotates ? UINT32_MAX / 4 : e->ctx->options.ctx;
-    if (prompt >= ctx || prompt + r->max_tokens > ctx)
+    const bool fits = prompt + r->max_tokens <= ctx && prompt + r->max_tokens <= e->fit_tokens;
+    const uint32_t answer = r->shorten && !fits ? 0 : r->max_tokens;
+    if (prompt >= ctx || prompt + answer > ctx)
         return fail(err, KVASIR_ERR_CONTEXT,
                     "a prompt of %" PRIu64 " tokens and an answer of %u do not fit the context of "
                     "%u tokens",
-                    prompt, r->max_tokens ? r->max_tokens : 1, ctx);
-    const uint64_t wanted = prompt + (r->max_tokens ? r->max_tokens : 1);
+                    prompt, answer ? answer : 1, ctx);
+    const uint64_t wanted = prompt + (answer ? answer : 1);
     if (wanted > e->fit_tokens) {
         return fail(err, KVASIR_ERR_BUDGET,
                     "a prompt of %" PRIu64 " tokens and an answer of %u need %" PRIu64
                     " bytes of cache: the budget is %" PRIu64 " bytes, of which buffers take "
                     "%" PRIu64 ", which leaves room for %u tokens",
-                    prompt, r->max_tokens ? r->max_tokens : 1,
-                    sched_need(e->sched, (uint32_t)wanted), e->info.cache_bytes, e->fixed_bytes,
-                    e->fit_tokens);
+                    prompt, answer ? answer : 1, sched_need(e->sched, (uint32_t)wanted),
+                    e->info.cache_bytes, e->fixed_bytes, e->fit_tokens);
     }
     uint64_t most = e->rotates ? prompt + e->ctx->options.ctx : ctx;
     most = most < e->fit_tokens ? most : e->fit_tokens;
-    *cap = (uint32_t)(r->max_tokens ? wanted : most);
+    *cap = (uint32_t)(answer ? wanted : most);
     return KVASIR_OK;
 }
 
