@@ -81,6 +81,9 @@ typedef enum kvasir_event_kind {
     KVASIR_EVENT_PROGRESS, /* prompt_done of prompt_tokens were evaluated */
     KVASIR_EVENT_TOKEN,    /* of one choice */
     KVASIR_EVENT_DONE,     /* one choice is complete, or the request failed */
+    /* With prompt_logprobs, between START and the first TOKEN: one for each token of the prompt but
+     * the first, in order; token, logprob and top are set */
+    KVASIR_EVENT_PROMPT_TOKEN,
 } kvasir_event_kind;
 
 typedef enum kvasir_finish {
@@ -152,12 +155,23 @@ typedef struct kvasir_event {
     uint32_t common_tokens;
     kvasir_miss why;
     int32_t other_token;
+    const float *embedding; /* DONE: [n_embedding], of length 1; NULL: none was asked for */
+    size_t n_embedding;
 } kvasir_event;
 /* Called on the engine's thread, which waits meanwhile: copy what is needed and return. It may call
  * kvasir_engine_cancel, but not submit or destroy. */
 enum { KVASIR_WEIGHT_MAX = 1000, KVASIR_TTL_MAX = 10 * 365 * 24 * 3600 };
 
 typedef void kvasir_event_fn(void *user, const kvasir_event *event);
+
+/* Which rows of a text its embedding is made of. */
+typedef enum kvasir_pooling {
+    KVASIR_POOLING_NONE,
+    KVASIR_POOLING_LAST,
+    KVASIR_POOLING_MEAN
+} kvasir_pooling;
+/* As the checkpoint says, otherwise LAST. NONE: it says a way that is not known here. */
+KVASIR_API kvasir_pooling kvasir_model_pooling(const kvasir_model *model);
 
 typedef struct kvasir_request {
     size_t struct_size;
@@ -204,10 +218,20 @@ typedef struct kvasir_request {
      * Borrowed for the call. */
     const kvasir_grammar *grammar;
     bool shorten; /* if max_tokens do not fit, as many as fit */
+    /* Only the prompt is evaluated: there are no TOKEN events, max_tokens means nothing, and the
+     * prompt may fill the context. */
+    bool no_answer;
+    /* As top_logprobs, of the prompt's tokens but the first; -1: none. All of the prompt is
+     * evaluated, whatever prefixes are stored. Not together with prompt_cache. */
+    int32_t prompt_logprobs;
+    /* The prompt's embedding, and no answer: the states after the last layer and its norm, pooled,
+     * scaled to length 1. With KVASIR_POOLING_MEAN, again, all of the prompt is evaluated. Only
+     * with n 1; not together with prompt_logprobs, grammar and prompt_cache. */
+    kvasir_pooling embed;
 } kvasir_request;
 KVASIR_API void kvasir_request_init(kvasir_request *request, size_t struct_size,
                                     size_t sampling_size);
-/* n 1, kvasir_sampling_defaults, top_logprobs -1, all else 0. */
+/* n 1, kvasir_sampling_defaults, top_logprobs and prompt_logprobs -1, all else 0. */
 static inline kvasir_request kvasir_request_defaults(void) {
     kvasir_request request;
     kvasir_request_init(&request, sizeof request, sizeof request.sampling);

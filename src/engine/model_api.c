@@ -135,6 +135,11 @@ void kvasir_model_get_info(const kvasir_model *m, kvasir_model_info *info) {
     fingerprint_text(m->id, info->fingerprint);
 }
 
+kvasir_pooling kvasir_model_pooling(const kvasir_model *m) {
+    (void)m;
+    return KVASIR_POOLING_LAST;
+}
+
 /* ---- converting ------------------------------------------------------------------------------ */
 
 static const struct sized_struct SIZED_CONVERT = {

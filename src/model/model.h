@@ -223,6 +223,8 @@ void model_forward(struct model_run *r, const struct batch *batch);
 /* Enqueues the logits [n][vocab] of some rows of the last step, rising, at most max_logit_rows at a
  * time; into device memory owned by the run, valid until the next head or step. */
 const float *model_head(struct model_run *r, const uint32_t *rows, uint32_t n);
+/* The same before the head: the rows' states after the last norm [n][dim]; n at most max_rows. */
+const float *model_hidden(struct model_run *r, const uint32_t *rows, uint32_t n);
 
 /* ---- converting (convert_tensors.c) ---------------------------------------------------------- */
 

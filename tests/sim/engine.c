@@ -210,7 +210,8 @@ static kvasir_status host_run(void *user, const struct step_part *parts, uint32_
     return step_run(r->ctx, parts, n, err);
 }
 
-static kvasir_status host_logits(void *user, uint32_t row, kvasir_error *err) {
+static kvasir_status host_logits(void *user, struct task *t, uint32_t row, kvasir_error *err) {
+    (void)t;
     struct run *r = user;
     return step_logits(r->ctx, row, &r->logits, err);
 }
