@@ -17,13 +17,19 @@ bool api_answer_good(const struct api_answer *a, struct api_error *err) {
     return !a->failed && !a->cancelled;
 }
 
+void api_choice_free(struct api_choice *c) {
+    mem_free(c->text);
+    mem_free(c->tokens);
+    mem_free(c->top);
+}
+
 void api_answer_free(struct api_answer *a) {
-    for (uint32_t i = 0; a->choices && i < api_choices(a->request); i++) {
-        mem_free(a->choices[i].text);
-        mem_free(a->choices[i].tokens);
-        mem_free(a->choices[i].top);
-    }
+    for (uint32_t i = 0; a->choices && i < api_choices(a->request); i++)
+        api_choice_free(&a->choices[i]);
+    for (uint32_t i = 0; a->prompts && i < a->request->n_prompts; i++)
+        api_choice_free(&a->prompts[i]);
     free(a->choices);
+    free(a->prompts);
     *a = (struct api_answer){0};
 }
 
@@ -42,12 +48,15 @@ static bool reserve(struct api_choice *c, const struct api_request *request) {
 bool api_answer_init(struct api_answer *a, const struct api_request *request) {
     *a = (struct api_answer){.request = request};
     a->choices = calloc(api_choices(request), sizeof *a->choices);
-    for (uint32_t i = 0; a->choices && i < api_choices(request); i++)
-        if (!reserve(&a->choices[i], request)) {
-            api_answer_free(a);
-            return false;
-        }
-    return a->choices != NULL;
+    a->prompts = request->echoes ? calloc(request->n_prompts, sizeof *a->prompts) : NULL;
+    bool good = a->choices && (a->prompts || !request->echoes);
+    for (uint32_t i = 0; good && request->echoes && i < request->n_prompts; i++)
+        good = api_echo_reserve(&a->prompts[i], request, i);
+    for (uint32_t i = 0; good && i < api_choices(request); i++)
+        good = reserve(&a->choices[i], request);
+    if (!good)
+        api_answer_free(a);
+    return good;
 }
 
 static bool take_text(struct api_choice *c, const kvasir_event *e) {
@@ -71,6 +80,27 @@ static bool take_token(struct api_choice *c, const kvasir_event *e, bool logprob
     c->n_top += n;
     c->n_tokens++;
     return true;
+}
+
+bool api_echo_reserve(struct api_choice *c, const struct api_request *r, uint32_t prompt) {
+    const size_t n = r->engine.top_logprobs < 0 ? 0 : r->prompts[prompt].n_tokens;
+    return ARRAY_GROW(c->tokens, c->tokens_cap, n) &&
+           ARRAY_GROW(c->top, c->top_cap, n * (size_t)r->engine.top_logprobs);
+}
+
+bool api_echo_event(struct api_choice *c, const kvasir_event *e) {
+    return take_token(c, e, true);
+}
+
+size_t api_answer_bytes(const struct api_answer *a) {
+    enum { TOKEN = 64 };
+    const uint32_t n = api_choices(a->request), echoed = a->prompts ? a->request->n_prompts : 0;
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < n + echoed; i++) {
+        const struct api_choice *c = i < n ? &a->choices[i] : &a->prompts[i - n];
+        bytes += c->len + TOKEN * (c->n_top + (c->tokens ? c->n_tokens : 0));
+    }
+    return bytes;
 }
 
 const char *api_stop_of(const struct api_request *r, const char *stop) {
@@ -98,6 +128,8 @@ void api_answer_event(struct api_answer *a, const kvasir_event *e) {
     bool good = true;
     if (e->kind == KVASIR_EVENT_TOKEN)
         good = take_token(c, e, a->request->engine.top_logprobs >= 0);
+    if (e->kind == KVASIR_EVENT_PROMPT_TOKEN)
+        good = api_echo_event(&a->prompts[e->choice / a->request->engine.n], e);
     if (e->kind == KVASIR_EVENT_TOKEN || e->kind == KVASIR_EVENT_DONE)
         good = good && take_text(c, e);
     if (!good)

@@ -28,11 +28,11 @@ struct api_prompts_run {
 
 bool api_begin_prompts(const struct api_setup *setup, struct api_request *r, size_t n,
                        struct api_error *err) {
-    ASSERT(n > 1 && r->engine.n > 0 && !r->prompts);
+    ASSERT(n > 0 && r->engine.n > 0 && !r->prompts);
     if (n > setup->max_prompts && setup->max_prompts > 1)
         return api_refuse(err, "prompt", "%zu prompts, at most %u are allowed", n,
                           setup->max_prompts);
-    if (n > setup->max_prompts)
+    if (n > 1 && n > setup->max_prompts)
         return api_refuse(err, "prompt", "%zu prompts, a request takes one", n);
     if (n * r->engine.n > API_PROMPTS_MAX)
         return api_refuse(err, "n",
@@ -44,10 +44,10 @@ bool api_begin_prompts(const struct api_setup *setup, struct api_request *r, siz
     return (r->prompts && r->run) || api_no_memory(err);
 }
 
-void api_add_prompt(struct api_request *r, const int32_t *tokens, size_t n, int32_t *tokenized) {
-    ASSERT(r->prompts && r->n_prompts < API_PROMPTS_MAX && n > 0);
-    r->prompts[r->n_prompts++] =
-        (struct api_prompt){.tokens = tokens, .n_tokens = n, .tokenized = tokenized, .run = r->run};
+void api_add_prompt_take(struct api_request *r, const struct api_prompt *prompt) {
+    ASSERT(r->prompts && r->n_prompts < API_PROMPTS_MAX && prompt->n_tokens > 0);
+    r->prompts[r->n_prompts] = *prompt;
+    r->prompts[r->n_prompts++].run = r->run;
     r->engine.tokens = r->prompts[0].tokens;
     r->engine.n_tokens = r->prompts[0].n_tokens;
 }

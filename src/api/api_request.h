@@ -51,6 +51,8 @@ struct api_setup {
 struct api_prompt {
     const int32_t *tokens; /* [n_tokens] */
     size_t n_tokens;
+    const char *text; /* [len], as the client wrote it; NULL: it wrote ids */
+    size_t len;
     int32_t *tokenized; /* the same, if they are to be freed (kvasir_free); or NULL */
     struct api_prompts_run *run;
     uint32_t prompt_tokens, cached_tokens, prompt_done; /* once it has begun */
@@ -64,6 +66,7 @@ struct api_request {
     const char *model;
     const char *prompt_cache; /* path; NULL: none */
     bool stream, include_usage;
+    bool echoes;      /* of completions: an answer begins with its prompt */
     bool all_control; /* of a chat: names of control tokens become tokens whoever wrote them */
     bool continues;   /* the answer continues the last message without repeating its text */
     /* Of a chat: how its answers are parsed, without the seed. All is content if the setup has no
@@ -73,8 +76,8 @@ struct api_request {
     struct kept_grammar *grammar; /* likewise, compiled; NULL: any */
     int32_t *ids;                 /* the prompt: token ids of the body, or */
     int32_t *tokenized;           /* of the tokenizer; kvasir_free */
-    /* [n_prompts] all prompts of a request with several, each for engine.n choices; engine has the
-     * first one. NULL: there is one. */
+    /* [n_prompts] all prompts of a request with several, or that are echoed, each for engine.n
+     * choices; engine has the first one. NULL: there is one. */
     struct api_prompt *prompts;
     uint32_t n_prompts;
     const char **stops;    /* [engine.n_stops] */
@@ -94,11 +97,11 @@ static inline uint32_t api_choices(const struct api_request *r) {
     return r->engine.n * (r->n_prompts ? r->n_prompts : 1);
 }
 size_t api_prompt_tokens(const struct api_request *r); /* the same */
-/* Makes room for n prompts, to be added in their order; n > 1, with engine.n known. */
+/* Makes room for n prompts, to be added in their order; n > 0, with engine.n known. */
 bool api_begin_prompts(const struct api_setup *setup, struct api_request *r, size_t n,
                        struct api_error *err);
-/* Takes tokenized, or borrows tokens if that is NULL. */
-void api_add_prompt(struct api_request *r, const int32_t *tokens, size_t n, int32_t *tokenized);
+/* Borrows all but tokenized. */
+void api_add_prompt_take(struct api_request *r, const struct api_prompt *prompt);
 
 /* Submits it. Several prompts are several requests to the engine, whose events come as those of
  * one: choice i of prompt p is choice p * n + i, figures are sums over the prompts that have begun.

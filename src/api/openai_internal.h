@@ -45,9 +45,19 @@ bool openai_chat_text(const struct api_setup *setup, json_t *body,
 
 /* Calls that were cut off by the length are "length", as they are at OpenAI. */
 const char *openai_finish_reason(kvasir_finish finish, uint32_t calls);
-/* Of a choice's tokens; null if none were asked for. offset: characters of its text before. */
+/* A prompt that is a part of the answer. */
+struct openai_echo {
+    const struct api_prompt *prompt;
+    const struct api_choice *scores; /* of its tokens but the first */
+    struct text_buf text;
+};
+/* Fills in the text; text_free. False: out of memory. */
+bool openai_echo_text(const struct api_setup *setup, struct openai_echo *echo);
+size_t openai_characters(const char *text, size_t len);
+/* Of a choice's tokens; null if none were asked for. offset: characters of its text before. echo:
+ * the prompt comes first; NULL: it does not. */
 json_t *openai_logprobs(const struct api_setup *setup, const struct api_request *r,
-                        const struct api_choice *c, size_t offset);
+                        const struct api_choice *c, size_t offset, const struct openai_echo *echo);
 json_t *openai_usage(uint32_t prompt_tokens, uint32_t cached_tokens, uint64_t completion_tokens);
 
 #endif

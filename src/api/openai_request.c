@@ -48,7 +48,7 @@ static bool tokenize(const struct api_setup *setup, const char *path, const char
 
 /* ---- completions ----------------------------------------------------------------------------- */
 
-static const char PROMPT[] = "prompt";
+#define PROMPT "prompt"
 
 /* An array of ids, or of arrays of them. */
 static bool read_ids(const struct api_setup *setup, struct api_body *body, struct api_request *r,
@@ -56,28 +56,38 @@ static bool read_ids(const struct api_setup *setup, struct api_body *body, struc
     size_t *ends, n, n_ends, from = 0;
     if (!api_take_id_lists(body, PROMPT, &r->ids, &n, &ends, &n_ends, err))
         return false;
-    bool good = true;
-    if (n_ends < 2)
-        good = set_tokens(r, n_ends ? "prompt[0]" : PROMPT, r->ids, n, err);
-    else
-        good = api_begin_prompts(setup, r, n_ends, err);
-    for (size_t i = 0; good && n_ends > 1 && i < n_ends; from = ends[i++]) {
+    const size_t lists = n_ends ? n_ends : 1;
+    const bool one = lists == 1 && !r->echoes;
+    bool good = one || api_begin_prompts(setup, r, lists, err);
+    for (size_t i = 0; good && i < lists; i++) {
+        const size_t end = ends ? ends[i] : n;
         char path[32];
-        snprintf(path, sizeof path, "prompt[%zu]", i);
-        good = ends[i] > from || api_refuse(err, path, "contains no tokens");
-        if (good)
-            api_add_prompt(r, r->ids + from, ends[i] - from, NULL);
+        snprintf(path, sizeof path, ends ? "prompt[%zu]" : PROMPT, i);
+        good = set_tokens(r, path, r->ids + from, end - from, err);
+        if (good && !one)
+            api_add_prompt_take(
+                r, &(struct api_prompt){.tokens = r->ids + from, .n_tokens = end - from});
+        from = end;
     }
     mem_free(ends);
     return good;
 }
 
-static bool read_text(const struct api_setup *setup, const char *path, json_t *prompt,
+static bool read_text(const struct api_setup *setup, const char *path, json_t *prompt, bool one,
                       struct api_request *r, struct api_error *err) {
     if (!json_is_string(prompt))
         return api_wrong_type(err, path, prompt, "a string or an array of token ids");
-    return tokenize(setup, path, json_string_value(prompt), json_string_length(prompt),
-                    r->prompt_cache ? 0 : KVASIR_TOKENIZE_ADD_SPECIAL, r, err);
+    struct api_prompt p = {.text = json_string_value(prompt), .len = json_string_length(prompt)};
+    if (!tokenize(setup, path, p.text, p.len, r->prompt_cache ? 0 : KVASIR_TOKENIZE_ADD_SPECIAL, r,
+                  err))
+        return false;
+    if (one)
+        return true;
+    p.tokens = p.tokenized = r->tokenized;
+    p.n_tokens = r->engine.n_tokens;
+    r->tokenized = NULL;
+    api_add_prompt_take(r, &p);
+    return !r->echoes || json_array_append(r->kept, prompt) == 0 || api_no_memory(err);
 }
 
 /* (Lists here begin with a text: api_body.h.) */
@@ -86,21 +96,15 @@ static bool read_prompt(const struct api_setup *setup, struct api_body *body, st
     if (api_has_ids(body, PROMPT))
         return read_ids(setup, body, r, err);
     json_t *prompt = api_get(body->members, PROMPT);
-    const size_t n = json_array_size(prompt);
-    if (n < 2)
-        return read_text(setup, n ? "prompt[0]" : PROMPT, n ? json_array_get(prompt, 0) : prompt, r,
-                         err);
-    if (!api_begin_prompts(setup, r, n, err))
-        return false;
-    for (size_t i = 0; i < n; i++) {
+    const size_t in_list = json_array_size(prompt), n = in_list ? in_list : 1;
+    const bool one = n == 1 && !r->echoes;
+    bool good = one || api_begin_prompts(setup, r, n, err);
+    for (size_t i = 0; good && i < n; i++) {
         char path[32];
-        snprintf(path, sizeof path, "prompt[%zu]", i);
-        if (!read_text(setup, path, json_array_get(prompt, i), r, err))
-            return false;
-        api_add_prompt(r, r->tokenized, r->engine.n_tokens, r->tokenized);
-        r->tokenized = NULL;
+        snprintf(path, sizeof path, in_list ? "prompt[%zu]" : PROMPT, i);
+        good = read_text(setup, path, in_list ? json_array_get(prompt, i) : prompt, one, r, err);
     }
-    return true;
+    return good;
 }
 
 /* How the answer to this prompt is parsed. */

@@ -578,17 +578,6 @@ static enum http_step begin_stream(struct job *j, struct http_exchange *exchange
     return http_reply_stream(exchange, &reply, fill);
 }
 
-/* The answer's JSON text, about: beside the text of the choices, that of their tokens. */
-static size_t answer_bytes(const struct job *j) {
-    enum { TOKEN = 64 };
-    size_t n = 0;
-    for (uint32_t i = 0; i < api_choices(&j->request); i++) {
-        const struct api_choice *c = &j->answer.choices[i];
-        n += c->len + TOKEN * (c->n_top + (c->tokens ? c->n_tokens : 0));
-    }
-    return n;
-}
-
 /* Answer to text, all of it charged; what it is made of goes back at once. */
 static void write_answer(struct job *j) {
     const struct protocol_context context = context_of(j);
@@ -622,7 +611,7 @@ static void write_on(struct work *work) {
  * for long. */
 static bool written(struct job *j) {
     enum { LONG = 256 << 10 };
-    const size_t bytes = answer_bytes(j);
+    const size_t bytes = api_answer_bytes(&j->answer); /* of JSON, about */
     if (bytes <= LONG) {
         write_answer(j);
         return true;

@@ -346,6 +346,14 @@ static void test_limits(void **state) {
     assert_string_equal(r.model, "gpt-x");
     assert_string_equal(r.engine.salt, "tenant");
     bad_field("\"max_tokens\":0", "max_tokens", "0 is not between 1 and 4294967295");
+    good(API_COMPLETIONS, with(API_COMPLETIONS, "\"max_tokens\":0,\"echo\":true,\"logprobs\":3"));
+    assert_true(r.echoes && r.engine.no_answer && r.engine.prompt_logprobs == 3);
+    assert_int_equal(r.n_prompts, 1);
+    assert_string_equal(r.prompts[0].text, "hi");
+    good(API_COMPLETIONS, with(API_COMPLETIONS, "\"echo\":true"));
+    assert_true(r.echoes && !r.engine.no_answer && r.engine.prompt_logprobs == -1);
+    bad(API_CHAT, with(API_CHAT, "\"echo\":true"), "echo", "only supported for /v1/completions");
+    bad_field("\"echo\":1", "echo", "is a number, not true or false");
     bad_field("\"max_tokens\":-1", "max_tokens", "-1 is not between");
     bad_field("\"max_tokens\":4294967296", "max_tokens", "is not between");
     bad_field("\"max_tokens\":1.5", "max_tokens", "1.5 is not a whole number");
@@ -543,7 +551,6 @@ static void test_refused(void **state) {
     static const char *const fields[][3] = {
         /* name, a value that is refused, one that requests nothing */
         {"suffix", "\"x\"", "\"\""},
-        {"echo", "true", "false"},
         {"best_of", "2", "1"},
         {"modalities", "[\"text\",\"audio\"]", "[\"text\"]"},
         {"audio", "{\"voice\":\"alloy\"}", "null"},

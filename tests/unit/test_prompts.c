@@ -132,6 +132,79 @@ static void test_client_leaves(void **state) {
     assert_true(tiny_server_idle(&tiny, 60000, &stats));
 }
 
+/* ---- echo ------------------------------------------------------------------------------------ */
+
+static json_t *first_choice(const json_t *body) {
+    return json_array_get(json_object_get(body, "choices"), 0);
+}
+
+static json_t *member(const json_t *choice, const char *name) {
+    return json_object_get(json_object_get(choice, "logprobs"), name);
+}
+
+/* A prompt of n tokens, BOS included, with `text` in front of the answer of `answered` tokens. */
+static void check_echo(const char *prompt, const char *text, size_t n, size_t answered,
+                       bool has_bos) {
+    char fields[128];
+    snprintf(fields, sizeof fields,
+             "{\"prompt\":%s,\"echo\":true,\"logprobs\":2,"
+             "\"ignore_eos\":true,\"max_tokens\":%zu}",
+             prompt, answered);
+    struct client_answer a = ask(fields);
+    assert_int_equal(a.status, 200);
+    json_t *body = json_loads(a.body, 0, NULL);
+    const json_t *choice = first_choice(body), *values = member(choice, "token_logprobs"),
+                 *tops = member(choice, "top_logprobs"), *at = member(choice, "text_offset");
+    const char *said = json_string_value(json_object_get(choice, "text"));
+    assert_int_equal(strncmp(said, text, strlen(text)), 0);
+    assert_true(answered || strcmp(said, text) == 0);
+    assert_string_equal(json_string_value(json_object_get(choice, "finish_reason")), "length");
+    assert_int_equal(usage_of(body, "prompt_tokens"), n);
+    assert_int_equal(usage_of(body, "completion_tokens"), answered);
+    assert_int_equal(json_array_size(member(choice, "tokens")), n + answered);
+    assert_int_equal(json_array_size(values), n + answered);
+    assert_int_equal(json_array_size(at), n + answered);
+    for (size_t i = 0; i < n + answered; i++) {
+        assert_true(json_is_null(json_array_get(values, i)) == (i == 0));
+        assert_true(json_is_null(json_array_get(tops, i)) == (i == 0));
+        assert_true(i == 0 || json_object_size(json_array_get(tops, i)) >= 1);
+        if (i <= n) /* tokens are bytes */
+            assert_int_equal(json_integer_value(json_array_get(at, i)), i - (has_bos && i > 0));
+    }
+    json_decref(body);
+    free(a.body);
+}
+
+static void test_echo(void **state) {
+    (void)state;
+    check_echo("\"Once upon\"", "Once upon", 10, 3, true);
+    check_echo("\"Once upon\"", "Once upon", 10, 0, true);
+    check_echo("[79,110,99,101]", "Once", 4, 1, false);
+    check_echo("[[79,110,99,101]]", "Once", 4, 0, false);
+}
+
+/* Of several prompts, and streamed. */
+static void test_echo_of_several(void **state) {
+    static const char BODY[] = "{\"prompt\":[\"Once\",\"Twice\"],\"n\":2,\"echo\":true,"
+                               "\"max_tokens\":5,\"logprobs\":1,\"ignore_eos\":true%s}";
+    char body[512];
+    struct said whole, streamed;
+    (void)state;
+    snprintf(body, sizeof body, BODY, "");
+    struct client_answer a = ask(body);
+    said_read(&a, &whole);
+    free(a.body);
+    snprintf(body, sizeof body, BODY, ",\"stream\":true");
+    a = ask(body);
+    said_read(&a, &streamed);
+    free(a.body);
+    assert_true(streamed.done && !streamed.failed);
+    for (int i = 0; i < 4; i++) {
+        assert_string_equal(streamed.text[i], whole.text[i]);
+        assert_int_equal(strncmp(whole.text[i], i < 2 ? "Once" : "Twice", i < 2 ? 4 : 5), 0);
+    }
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static void refused(const char *body, int status, const char *param, const char *why) {
@@ -187,6 +260,8 @@ int main(void) {
         cmocka_unit_test(test_stream),
         cmocka_unit_test(test_client_leaves),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_echo),
+        cmocka_unit_test(test_echo_of_several),
         cmocka_unit_test(test_too_many_for_the_queue),
     };
     return cmocka_run_group_tests(tests, make, end);

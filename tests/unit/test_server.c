@@ -252,7 +252,7 @@ static const struct {
     {"\"response_format\":{\"type\":\"json_object\"},\"ignore_eos\":true", "ignore_eos"},
     {"\"prompt_cache\":\"/etc/passwd\"", "prompt_cache"},
     {"\"guided_regex\":\"(a*b\"", "guided_regex"},
-    {"\"echo\":true", "echo"},
+    {"\"echo\":5", "echo"},
     {"\"min_tokens\":-1", "min_tokens"},
     {"\"priority\":99999999999,\"n_keep\":-1,\"n_discard\":-5,\"user\":{}", NULL},
 };
