@@ -242,9 +242,10 @@ static inline kvasir_request kvasir_request_defaults(void) {
  * KVASIR_ERR_BUDGET: it could never run. */
 KVASIR_API kvasir_status kvasir_engine_submit(kvasir_engine *engine, const kvasir_request *request,
                                               uint64_t *id, kvasir_error *err);
-/* n of them (1 or more) as one, all or none; each is as if submitted alone. They share one id, by
- * which one call cancels all, and are told apart by their `user`. *refused (or NULL): the index of
- * the one because of which none was taken; n: not because of one. */
+/* n of them (1 or more), all or none; each runs as if submitted alone. They take one place among
+ * max_waiting, and share one id, by which one call cancels all; their `user` tells them apart.
+ * *refused (or NULL): the index of the one because of which none was taken; n: not because of one.
+ */
 KVASIR_API kvasir_status kvasir_engine_submit_all(kvasir_engine *engine,
                                                   const kvasir_request *const *requests, size_t n,
                                                   uint64_t *id, size_t *refused, kvasir_error *err);

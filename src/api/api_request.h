@@ -24,7 +24,10 @@ struct responses_store {
     void (*keep)(void *user, const char *previous, json_t *input, json_t *response);
 };
 
-enum { API_PROMPTS_MAX = 128 }; /* of a request, with all choices: each is one to the engine */
+enum {
+    API_PROMPTS_MAX = 128, /* of a completion, with all choices: each is a sequence of the engine */
+    API_PROMPT_PATH_MAX = 40
+};
 
 /* What all requests of a server or batch share. */
 struct api_setup {
@@ -53,7 +56,8 @@ struct api_prompt {
     size_t n_tokens;
     const char *text; /* [len], as the client wrote it; NULL: it wrote ids */
     size_t len;
-    int32_t *tokenized; /* the same, if they are to be freed (kvasir_free); or NULL */
+    int32_t *tokenized;             /* the same, if they are to be freed (kvasir_free); or NULL */
+    char path[API_PROMPT_PATH_MAX]; /* of the body's member: "prompt[3]" */
     struct api_prompts_run *run;
     uint32_t prompt_tokens, cached_tokens, prompt_done; /* once it has begun */
 };
@@ -74,10 +78,10 @@ struct api_request {
     struct answer_options answer;
     struct constraint constraint; /* what the answers must be */
     struct kept_grammar *grammar; /* likewise, compiled; NULL: any */
-    int32_t *ids;                 /* the prompt: token ids of the body, or */
-    int32_t *tokenized;           /* of the tokenizer; kvasir_free */
-    /* [n_prompts] all prompts of a request with several, or that are echoed, each for engine.n
-     * choices; engine has the first one. NULL: there is one. */
+    int32_t *tokenized;           /* a chat's tokens; kvasir_free */
+    int32_t *ids;                 /* those that came as ids, of all prompts */
+    /* [n_prompts] of completions and what else may have several (api_prompts.h): each for engine.n
+     * choices; engine has the first one. NULL: there is one, engine's. */
     struct api_prompt *prompts;
     uint32_t n_prompts;
     const char **stops;    /* [engine.n_stops] */
@@ -96,13 +100,6 @@ void api_request_free(struct api_request *r);
 static inline uint32_t api_choices(const struct api_request *r) {
     return r->engine.n * (r->n_prompts ? r->n_prompts : 1);
 }
-size_t api_prompt_tokens(const struct api_request *r); /* the same */
-/* Makes room for n prompts, to be added in their order; n > 0, with engine.n known. */
-bool api_begin_prompts(const struct api_setup *setup, struct api_request *r, size_t n,
-                       struct api_error *err);
-/* Borrows all but tokenized. */
-void api_add_prompt_take(struct api_request *r, const struct api_prompt *prompt);
-
 /* Submits it. Several prompts are several requests to the engine, whose events come as those of
  * one: choice i of prompt p is choice p * n + i, figures are sums over the prompts that have begun.
  * The status is the engine's; *err says more. */

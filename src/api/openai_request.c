@@ -9,6 +9,7 @@
  *
  * With a prompt-cache file there is no BOS, since the prompt continues the file's.
  */
+#include "api/api_prompts.h"
 #include "api/openai_internal.h"
 
 #include <stdio.h>
@@ -25,86 +26,18 @@ bool openai_kind_of(const char *url, enum api_kind *api) {
     return true;
 }
 
-/* ---- tokens ---------------------------------------------------------------------------------- */
-
-static bool set_tokens(struct api_request *r, const char *path, const int32_t *ids, size_t n,
-                       struct api_error *err) {
-    if (n == 0)
-        return api_refuse(err, path, "contains no tokens");
-    r->engine.tokens = ids;
-    r->engine.n_tokens = n;
-    return true;
-}
-
-static bool tokenize(const struct api_setup *setup, const char *path, const char *text, size_t len,
-                     unsigned flags, struct api_request *r, struct api_error *err) {
-    kvasir_error why;
-    size_t n;
-    if (kvasir_tokenize_by(setup->tokenizer, text, len, flags | KVASIR_TOKENIZE_PARSE_SPECIAL, NULL,
-                           setup->limits, &r->tokenized, &n, &why))
-        return api_library_failed(err, path, &why);
-    return set_tokens(r, path, r->tokenized, n, err);
-}
-
 /* ---- completions ----------------------------------------------------------------------------- */
 
-#define PROMPT "prompt"
-
-/* An array of ids, or of arrays of them. */
-static bool read_ids(const struct api_setup *setup, struct api_body *body, struct api_request *r,
-                     struct api_error *err) {
-    size_t *ends, n, n_ends, from = 0;
-    if (!api_take_id_lists(body, PROMPT, &r->ids, &n, &ends, &n_ends, err))
+static bool read_prompts(const struct api_setup *setup, struct api_body *body,
+                         struct api_request *r, struct api_error *err) {
+    if (!api_prompts_read(setup, body, "prompt", setup->max_prompts ? setup->max_prompts : 1, r,
+                          err))
         return false;
-    const size_t lists = n_ends ? n_ends : 1;
-    const bool one = lists == 1 && !r->echoes;
-    bool good = one || api_begin_prompts(setup, r, lists, err);
-    for (size_t i = 0; good && i < lists; i++) {
-        const size_t end = ends ? ends[i] : n;
-        char path[32];
-        snprintf(path, sizeof path, ends ? "prompt[%zu]" : PROMPT, i);
-        good = set_tokens(r, path, r->ids + from, end - from, err);
-        if (good && !one)
-            api_add_prompt_take(
-                r, &(struct api_prompt){.tokens = r->ids + from, .n_tokens = end - from});
-        from = end;
-    }
-    mem_free(ends);
-    return good;
-}
-
-static bool read_text(const struct api_setup *setup, const char *path, json_t *prompt, bool one,
-                      struct api_request *r, struct api_error *err) {
-    if (!json_is_string(prompt))
-        return api_wrong_type(err, path, prompt, "a string or an array of token ids");
-    struct api_prompt p = {.text = json_string_value(prompt), .len = json_string_length(prompt)};
-    if (!tokenize(setup, path, p.text, p.len, r->prompt_cache ? 0 : KVASIR_TOKENIZE_ADD_SPECIAL, r,
-                  err))
-        return false;
-    if (one)
-        return true;
-    p.tokens = p.tokenized = r->tokenized;
-    p.n_tokens = r->engine.n_tokens;
-    r->tokenized = NULL;
-    api_add_prompt_take(r, &p);
-    return !r->echoes || json_array_append(r->kept, prompt) == 0 || api_no_memory(err);
-}
-
-/* (Lists here begin with a text: api_body.h.) */
-static bool read_prompt(const struct api_setup *setup, struct api_body *body, struct api_request *r,
-                        struct api_error *err) {
-    if (api_has_ids(body, PROMPT))
-        return read_ids(setup, body, r, err);
-    json_t *prompt = api_get(body->members, PROMPT);
-    const size_t in_list = json_array_size(prompt), n = in_list ? in_list : 1;
-    const bool one = n == 1 && !r->echoes;
-    bool good = one || api_begin_prompts(setup, r, n, err);
-    for (size_t i = 0; good && i < n; i++) {
-        char path[32];
-        snprintf(path, sizeof path, in_list ? "prompt[%zu]" : PROMPT, i);
-        good = read_text(setup, path, in_list ? json_array_get(prompt, i) : prompt, one, r, err);
-    }
-    return good;
+    if (r->n_prompts > 1 && api_choices(r) > API_PROMPTS_MAX)
+        return api_refuse(err, "n",
+                          "%u answers to each of %u prompts, at most %d are allowed in all",
+                          r->engine.n, r->n_prompts, API_PROMPTS_MAX);
+    return true;
 }
 
 /* How the answer to this prompt is parsed. */
@@ -131,7 +64,7 @@ static bool read_chat(const struct api_setup *setup, json_t *body, struct api_re
                                             .continues = r->continues,
                                             .after_file = r->prompt_cache != NULL};
     char *text, *authors = NULL;
-    size_t len, n;
+    size_t len, n = 0;
     kvasir_error why;
     if (!openai_chat_text(setup, body, &shape, r, &text, r->all_control ? NULL : &authors, &len,
                           err))
@@ -139,7 +72,9 @@ static bool read_chat(const struct api_setup *setup, json_t *body, struct api_re
     bool good = answer_tokenize_prompt(setup->syntax, setup->tokenizer, text, len, authors,
                                        setup->limits, &r->tokenized, &n, &why) == KVASIR_OK ||
                 api_library_failed(err, "messages", &why);
-    good = good && set_tokens(r, "messages", r->tokenized, n, err) &&
+    r->engine.tokens = r->tokenized;
+    r->engine.n_tokens = n;
+    good = good && (n > 0 || api_refuse(err, "messages", "contains no tokens")) &&
            set_answer(setup, text, len, r, err);
     kvasir_free(authors);
     kvasir_free(text);
@@ -164,7 +99,7 @@ bool openai_read(const struct api_setup *setup, enum api_kind api, struct api_bo
     if (good)
         good = api == API_CHAT
                    ? read_chat(setup, body->members, &r, err)
-                   : read_prompt(setup, body, &r, err) && constraint_apply_plain(&r, err);
+                   : read_prompts(setup, body, &r, err) && constraint_apply_plain(&r, err);
     good = good && constraint_compile(setup, &r, err);
     if (good)
         *out = r;

@@ -108,7 +108,7 @@ static kvasir_status enlist(kvasir_engine *e, struct request *first, size_t n, u
                             kvasir_error *err) {
     kvasir_status status = KVASIR_OK;
     pthread_mutex_lock(&e->mutex);
-    if (n > e->max_waiting - e->waiting) {
+    if (e->waiting >= e->max_waiting) {
         status =
             fail(err, KVASIR_ERR_BUSY, "%u requests are waiting, at most %u may: try again later",
                  e->waiting, e->max_waiting);
@@ -137,16 +137,15 @@ kvasir_status kvasir_engine_submit_all(kvasir_engine *e, const kvasir_request *c
     struct request *first = NULL, **end = &first;
     kvasir_status status = KVASIR_OK;
     size_t made = 0;
-    if (n < 1 || n > e->max_waiting)
-        status = fail(err, KVASIR_ERR_ARGUMENT, "%zu requests are not between 1 and %u", n,
-                      e->max_waiting);
+    if (n < 1)
+        status = fail(err, KVASIR_ERR_ARGUMENT, "there is no request");
     for (; status == KVASIR_OK && made < n; made += status == KVASIR_OK) {
         status = request_make(e, requests[made], end, err);
         if (status == KVASIR_OK)
             end = &(*end)->inbox_next;
     }
     if (refused)
-        *refused = n >= 1 && n <= e->max_waiting ? made : n;
+        *refused = made;
     if (status == KVASIR_OK)
         status = enlist(e, first, n, id, err);
     for (struct request *q = first, *next; status != KVASIR_OK && q; q = next) {

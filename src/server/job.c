@@ -231,7 +231,7 @@ static void on_event(void *user, const kvasir_event *e) {
     if (e->kind != KVASIR_EVENT_START && e->prompt_tokens > j->prompt_tokens && j->prompt_tokens)
         account_more(j->tenant.account, clock_seconds(), e->prompt_tokens - j->prompt_tokens,
                      e->cached_tokens - j->cached_tokens); /* another prompt has begun */
-    if (e->kind == KVASIR_EVENT_START && !j->request.n_prompts)
+    if (e->kind == KVASIR_EVENT_START && j->request.n_prompts < 2)
         note_lookup(j, e);
     if (!stream) { /* the answer is this thread's until it is complete */
         struct charge *before = charge_enter(j->charge);
@@ -358,16 +358,13 @@ static bool set_salt(struct job *j, struct api_error *err) {
 
 static bool check_limits(const struct job *j, struct api_error *err) {
     const struct server_options *o = &j->server->options;
-    const size_t n = api_prompt_tokens(&j->request);
     if (j->request.engine.pin && !j->tenant.sees_all) {
         api_refuse(err, "cache.pin", "only the admin key may pin: memory is shared by all keys");
         err->status = HTTP_FORBIDDEN;
         return false;
     }
-    if (o->max_prompt_tokens && n > o->max_prompt_tokens)
-        return api_refuse(err, j->protocol->prompt_field,
-                          "the prompt has %zu tokens, at most %u are allowed", n,
-                          o->max_prompt_tokens);
+    if (!api_prompts_check(&j->request, o->max_prompt_tokens, j->protocol->prompt_field, err))
+        return false;
     if (!o->strict_model || strcmp(j->request.model, o->model_name) == 0)
         return true;
     api_refuse(err, "model", "\"%.100s\" not found, this server runs \"%.100s\"", j->request.model,

@@ -36,7 +36,8 @@ static void test_prompts(void **state) {
     prompt_is(&r, "<s>a");
     assert_int_equal(r.n_prompts, 3);
     assert_int_equal(api_choices(&r), 6);
-    assert_int_equal(api_prompt_tokens(&r), 2 + 3 + 1);
+    assert_true(r.prompts[1].n_tokens == 3 && r.prompts[2].n_tokens == 1);
+    assert_string_equal(r.prompts[2].path, "prompt[2]");
     good(api, "{\"prompt\":[[104,105],[257]]}");
     prompt_is(&r, "hi");
     assert_true(r.n_prompts == 2 && r.prompts[1].tokens[0] == 257 && r.prompts[1].n_tokens == 1);

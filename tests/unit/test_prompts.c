@@ -244,14 +244,15 @@ static void test_refusals(void **state) {
     assert_int_equal(after.finished, before.finished);
 }
 
-/* More prompts than may ever wait. */
-static void test_too_many_for_the_queue(void **state) {
-    char body[1024] = "{\"max_tokens\":1,\"prompt\":[\"\"";
+/* Together they take one place in the queue. */
+static void test_more_than_may_wait(void **state) {
+    char body[1024] = "[\"\"";
     (void)state;
-    for (int i = 0; i < 64; i++)
+    for (int i = 0; i < 80; i++)
         strcat(body, ",\"\"");
-    strcat(body, "]}");
-    refused(body, 400, NULL, "65 requests are not between 1 and 64");
+    json_t *all = answer(strcat(body, "]"), "");
+    assert_int_equal(json_array_size(json_object_get(all, "choices")), 81);
+    json_decref(all);
 }
 
 int main(void) {
@@ -262,7 +263,7 @@ int main(void) {
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_echo),
         cmocka_unit_test(test_echo_of_several),
-        cmocka_unit_test(test_too_many_for_the_queue),
+        cmocka_unit_test(test_more_than_may_wait),
     };
     return cmocka_run_group_tests(tests, make, end);
 }
