@@ -17,6 +17,7 @@
 #include "api/api_json.h"
 #include "api/api_prompts.h"
 #include "api/api_request.h"
+#include "api/embeddings.h"
 #include "api/openai.h"
 #include "api/protocol.h"
 #include "api/responses.h"

@@ -21,6 +21,7 @@ void api_choice_free(struct api_choice *c) {
     mem_free(c->text);
     mem_free(c->tokens);
     mem_free(c->top);
+    mem_free(c->embedding);
 }
 
 void api_answer_free(struct api_answer *a) {
@@ -37,6 +38,8 @@ void api_answer_free(struct api_answer *a) {
 static bool reserve(struct api_choice *c, const struct api_request *request) {
     enum { TOKENS = 2048, TOKEN_BYTES = 8 };
     const kvasir_request *r = &request->engine;
+    if (request->embed.width)
+        return ARRAY_GROW(c->embedding, c->embedding_cap, request->embed.width);
     const size_t usual = request->n_prompts ? TOKENS / request->n_prompts : TOKENS,
                  n = r->max_tokens && r->max_tokens < usual ? r->max_tokens : usual;
     if (!ARRAY_GROW(c->text, c->cap, n * TOKEN_BYTES))
@@ -93,12 +96,13 @@ bool api_echo_event(struct api_choice *c, const kvasir_event *e) {
 }
 
 size_t api_answer_bytes(const struct api_answer *a) {
-    enum { TOKEN = 64 };
+    enum { TOKEN = 64, FLOAT = 16 };
     const uint32_t n = api_choices(a->request), echoed = a->prompts ? a->request->n_prompts : 0;
     size_t bytes = 0;
     for (uint32_t i = 0; i < n + echoed; i++) {
         const struct api_choice *c = i < n ? &a->choices[i] : &a->prompts[i - n];
-        bytes += c->len + TOKEN * (c->n_top + (c->tokens ? c->n_tokens : 0));
+        bytes += c->len + FLOAT * a->request->embed.width +
+                 TOKEN * (c->n_top + (c->tokens ? c->n_tokens : 0));
     }
     return bytes;
 }
@@ -134,6 +138,10 @@ void api_answer_event(struct api_answer *a, const kvasir_event *e) {
         good = good && take_text(c, e);
     if (!good)
         set_failed(a, NULL);
+    if (e->kind == KVASIR_EVENT_DONE && e->embedding) {
+        ASSERT(e->n_embedding == a->request->embed.width && c->embedding);
+        memcpy(c->embedding, e->embedding, e->n_embedding * sizeof *c->embedding);
+    }
     if (e->kind == KVASIR_EVENT_DONE) {
         c->finish = e->finish;
         c->stop = api_stop_of(a->request, e->stop);

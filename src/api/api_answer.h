@@ -20,6 +20,8 @@ struct api_choice {
     size_t n_tokens, tokens_cap;
     kvasir_token_logprob *top; /* [n_top]: n_top of each token, back to back */
     size_t n_top, top_cap;
+    float *embedding; /* [request->embed.width] once it is complete */
+    size_t embedding_cap;
     kvasir_finish finish;
     const char *stop; /* the stop text that ended it, one of the request's; NULL: none */
 };

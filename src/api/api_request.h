@@ -11,7 +11,7 @@
 #include "api/constraint.h"
 #include "api/grammar_cache.h"
 
-enum api_kind { API_CHAT, API_COMPLETIONS };
+enum api_kind { API_CHAT, API_COMPLETIONS, API_EMBEDDINGS };
 
 /* Where responses are kept for requests that continue them; of one tenant. */
 struct responses_store {
@@ -46,6 +46,8 @@ struct api_setup {
     bool stream;                             /* "stream": true is allowed */
     const struct responses_store *responses; /* NULL: none are kept */
     uint32_t max_prompts;                    /* of a request for completions; 0: 1 */
+    uint32_t width;                          /* of embeddings */
+    kvasir_pooling pooling;                  /* likewise */
     uint32_t ctx;                            /* tokens of a prompt and its answer; 0: not known */
     bool prompt_cache;                       /* "prompt_cache", the path of a file, is allowed */
 };
@@ -69,6 +71,13 @@ struct api_request {
     kvasir_request engine;
     const char *model;
     const char *prompt_cache; /* path; NULL: none */
+    struct api_embed {
+        uint32_t width;      /* of the model; 0: no embeddings are asked for */
+        uint32_t dimensions; /* as many of them */
+        bool base64;
+        uint32_t top_n; /* of documents; the first prompt is the query */
+        bool returns_documents;
+    } embed;
     bool stream, include_usage;
     bool echoes;      /* of completions: an answer begins with its prompt */
     bool all_control; /* of a chat: names of control tokens become tokens whoever wrote them */

@@ -386,13 +386,17 @@ static bool read_model(struct api_request *r, json_t *body, struct api_error *er
            api_refuse(err, "model", "%zu bytes, at most %d are allowed", n, MODEL_MAX);
 }
 
+bool openai_read_names(const struct api_setup *setup, json_t *body, struct api_request *r,
+                       struct api_error *err) {
+    r->model = setup->model;
+    return read_model(r, body, err) && read_salt(r, body, err);
+}
+
 bool openai_read_fields(const struct api_setup *setup, struct api_body *from, struct api_request *r,
                         struct api_error *err) {
     json_t *body = from->members;
-    r->model = setup->model;
-    return check_supported(setup, body, err) && read_model(r, body, err) &&
-           read_salt(r, body, err) && read_cache(r, body, err) &&
-           read_control(setup, body, r, err) &&
+    return check_supported(setup, body, err) && openai_read_names(setup, body, r, err) &&
+           read_cache(r, body, err) && read_control(setup, body, r, err) &&
            optional_text(r, body, "prompt_cache", &r->prompt_cache, err) &&
            read_continues(body, r, err) && read_stream(setup, body, r, err) &&
            read_limits(setup, body, r, err) && openai_read_constraint(body, r, err) &&

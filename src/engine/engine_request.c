@@ -316,6 +316,10 @@ static kvasir_status settle_length(const struct kvasir_engine *e, const kvasir_r
     const uint32_t ctx = e->rotates ? UINT32_MAX / 4 : e->ctx->options.ctx;
     const bool fits = prompt + r->max_tokens <= ctx && prompt + r->max_tokens <= e->fit_tokens;
     const uint32_t answer = r->no_answer || (r->shorten && !fits) ? 0 : r->max_tokens;
+    if (r->no_answer && prompt > ctx)
+        return fail(err, KVASIR_ERR_CONTEXT,
+                    "a prompt of %" PRIu64 " tokens does not fit the context of %u tokens", prompt,
+                    ctx);
     if (prompt + !r->no_answer > ctx || prompt + answer > ctx)
         return fail(err, KVASIR_ERR_CONTEXT,
                     "a prompt of %" PRIu64 " tokens and an answer of %u do not fit the context of "

@@ -136,8 +136,16 @@ void kvasir_model_get_info(const kvasir_model *m, kvasir_model_info *info) {
 }
 
 kvasir_pooling kvasir_model_pooling(const kvasir_model *m) {
-    (void)m;
-    return KVASIR_POOLING_LAST;
+    switch (checkpoint_pooling(model_checkpoint(m->model))) {
+    case POOLING_UNSAID:
+    case POOLING_LAST:
+        return KVASIR_POOLING_LAST;
+    case POOLING_MEAN:
+        return KVASIR_POOLING_MEAN;
+    case POOLING_OTHER:
+        break;
+    }
+    return KVASIR_POOLING_NONE;
 }
 
 /* ---- converting ------------------------------------------------------------------------------ */

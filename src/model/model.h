@@ -154,6 +154,9 @@ const struct tokenizer_spec *checkpoint_tokenizer(const struct checkpoint *c);
 const char *checkpoint_chat_template(const struct checkpoint *c);
 /* "GGUF v3", "safetensors", "MLX safetensors"; of text alone "GGUF v3", "tokenizer.json" */
 const char *checkpoint_format(const struct checkpoint *c);
+/* How it says that embeddings are made of rows' states. */
+enum checkpoint_pooling { POOLING_UNSAID, POOLING_LAST, POOLING_MEAN, POOLING_OTHER };
+enum checkpoint_pooling checkpoint_pooling(const struct checkpoint *c);
 
 /* ---- model ----------------------------------------------------------------------------------- */
 
