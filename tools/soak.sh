@@ -21,6 +21,7 @@
 #   attack     KVASIR_SOAK_ATTACK seconds of attacks (600) with limits on time (tools/attack.sh),
 #              then a minute under each sanitizer
 #   recall     a fact at the start of 22,000 tokens, over 8-bit keys and 4-bit values
+#   lmeval     EleutherAI's lm-eval through /v1/completions, where it is installed
 #   mutants    planted bugs (tools/mutants.sh)
 #   drawn      KVASIR_SOAK_DRAWN changes (200) drawn by a script (tools/draw_mutants.py)
 #   asan       every test but goldens under the address sanitizer, kcheck too
@@ -31,7 +32,7 @@ exec </dev/null
 stages=("$@")
 [ $# != 0 ] ||
     stages=(kcheck arm property tiers server fuzz interop goldens proxy framing attack recall
-        mutants drawn asan tsan)
+        lmeval mutants drawn asan tsan)
 
 mkdir -p bench/results
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
@@ -95,6 +96,9 @@ for stage in "${stages[@]}"; do
     goldens)
         KVASIR_SOAK=1 ctest --test-dir build-ci --output-on-failure --no-label-summary \
             -R '^golden\.'
+        ;;
+    lmeval)
+        SOURCE_DIR=$PWD bash tests/lmeval/run.sh build-ci/kvasir || [ $? = 77 ] # skipped
         ;;
     proxy) SOURCE_DIR=$PWD bash tests/soak/proxy.sh build-ci/kvasir ;;
     framing)
