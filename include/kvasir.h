@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvasir.h: the public interface of libkvasir, with kvasir_status.h, kvasir_text.h and
- * kvasir_engine.h.
+ * kvasir_batch.h, kvasir_engine.h.
  *
  * Kvasir runs open-weight language models with a KV cache that is quantized end to end. Five
  * objects:
@@ -394,5 +394,6 @@ KVASIR_API void kvasir_sampler_accept(kvasir_sampler *sampler, int32_t id); /* p
 }
 #endif
 
-#include "kvasir_engine.h" /* many sequences at once */
+#include "kvasir_batch.h"  /* sequences that take a step together */
+#include "kvasir_engine.h" /* requests of many clients at once */
 #endif

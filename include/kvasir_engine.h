@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvasir_engine.h: many sequences at once; kvasir.h includes it, whose rules hold.
  *
- *   kvasir_batch    sequences of one context that take a step together
  *   kvasir_engine   a context with a thread of its own, a prefix tree and a scheduler: requests go
  *                   in from any thread, tokens come out as events
  *
@@ -23,36 +22,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* ---- batches ------------------------------------------------------------------------------ */
-
-/* An ordered list of sequences of one context, of any lengths and formats. None of these calls pads
- * or copies. A sequence in a batch belongs to the batch. The rules of kvasir_seq about contexts,
- * threads and errors apply. */
-typedef struct kvasir_batch kvasir_batch;
-
-/* A batch of n sequences (0: empty). On success it owns them. No sequence may occur twice. */
-KVASIR_API kvasir_status kvasir_batch_merge(kvasir_context *ctx, kvasir_seq *const *seqs, size_t n,
-                                            kvasir_batch **out, kvasir_error *err);
-KVASIR_API void kvasir_batch_destroy(kvasir_batch *batch); /* and its sequences */
-KVASIR_API size_t kvasir_batch_size(const kvasir_batch *batch);
-/* Sequence i, which stays in the batch: to fork, trim, save or inspect. */
-KVASIR_API kvasir_seq *kvasir_batch_seq(const kvasir_batch *batch, size_t i);
-/* Removes sequence i, which the caller owns then. Later ones move up. */
-KVASIR_API kvasir_status kvasir_batch_extract(kvasir_batch *batch, size_t i, kvasir_seq **out,
-                                              kvasir_error *err);
-/* Keeps the n sequences of `keep` (rising), destroys the others. */
-KVASIR_API kvasir_status kvasir_batch_filter(kvasir_batch *batch, const size_t *keep, size_t n,
-                                             kvasir_error *err);
-/* Appends the sequences of `from`, a batch of the same context, which becomes empty. */
-KVASIR_API kvasir_status kvasir_batch_extend(kvasir_batch *batch, kvasir_batch *from,
-                                             kvasir_error *err);
-/* Evaluates counts[i] tokens (0: none) of each sequence i, in shared steps. `tokens` has those of
- * sequence 0, then of 1, and so on. logits [size][vocab]: row i is of sequence i's last token,
- * unchanged if it had none; NULL: not needed. A call that fails at once has changed nothing. */
-KVASIR_API kvasir_status kvasir_batch_eval(kvasir_batch *batch, const int32_t *tokens,
-                                           const uint32_t *counts, float *logits,
-                                           kvasir_error *err);
 
 /* ---- engine ------------------------------------------------------------------------------- */
 
@@ -112,6 +81,9 @@ typedef enum kvasir_event_kind {
     KVASIR_EVENT_PROGRESS, /* prompt_done of prompt_tokens were evaluated */
     KVASIR_EVENT_TOKEN,    /* of one choice */
     KVASIR_EVENT_DONE,     /* one choice is complete, or the request failed */
+    /* With prompt_logprobs, between START and the first TOKEN: one for each token of the prompt but
+     * the first, in order; token, logprob and top are set */
+    KVASIR_EVENT_PROMPT_TOKEN,
 } kvasir_event_kind;
 
 typedef enum kvasir_finish {
@@ -183,12 +155,23 @@ typedef struct kvasir_event {
     uint32_t common_tokens;
     kvasir_miss why;
     int32_t other_token;
+    const float *embedding; /* DONE: [n_embedding], of length 1; NULL: none was asked for */
+    size_t n_embedding;
 } kvasir_event;
 /* Called on the engine's thread, which waits meanwhile: copy what is needed and return. It may call
  * kvasir_engine_cancel, but not submit or destroy. */
 enum { KVASIR_WEIGHT_MAX = 1000, KVASIR_TTL_MAX = 10 * 365 * 24 * 3600 };
 
 typedef void kvasir_event_fn(void *user, const kvasir_event *event);
+
+/* Which rows of a text its embedding is made of. */
+typedef enum kvasir_pooling {
+    KVASIR_POOLING_NONE,
+    KVASIR_POOLING_LAST,
+    KVASIR_POOLING_MEAN
+} kvasir_pooling;
+/* As the checkpoint says, otherwise LAST. NONE: it says a way that is not known here. */
+KVASIR_API kvasir_pooling kvasir_model_pooling(const kvasir_model *model);
 
 typedef struct kvasir_request {
     size_t struct_size;
@@ -234,10 +217,21 @@ typedef struct kvasir_request {
      * no token can come next, the choice ends with an error. Not together with ignore_end.
      * Borrowed for the call. */
     const kvasir_grammar *grammar;
+    bool shorten; /* if max_tokens do not fit, as many as fit */
+    /* Only the prompt is evaluated: there are no TOKEN events, max_tokens means nothing, and the
+     * prompt may fill the context. */
+    bool no_answer;
+    /* As top_logprobs, of the prompt's tokens but the first; -1: none. All of the prompt is
+     * evaluated, whatever prefixes are stored. Not together with prompt_cache. */
+    int32_t prompt_logprobs;
+    /* The prompt's embedding, and no answer: the states after the last layer and its norm, pooled,
+     * scaled to length 1. With KVASIR_POOLING_MEAN, again, all of the prompt is evaluated. Only
+     * with n 1; not together with prompt_logprobs, grammar and prompt_cache. */
+    kvasir_pooling embed;
 } kvasir_request;
 KVASIR_API void kvasir_request_init(kvasir_request *request, size_t struct_size,
                                     size_t sampling_size);
-/* n 1, kvasir_sampling_defaults, top_logprobs -1, all else 0. */
+/* n 1, kvasir_sampling_defaults, top_logprobs and prompt_logprobs -1, all else 0. */
 static inline kvasir_request kvasir_request_defaults(void) {
     kvasir_request request;
     kvasir_request_init(&request, sizeof request, sizeof request.sampling);
@@ -248,6 +242,13 @@ static inline kvasir_request kvasir_request_defaults(void) {
  * KVASIR_ERR_BUDGET: it could never run. */
 KVASIR_API kvasir_status kvasir_engine_submit(kvasir_engine *engine, const kvasir_request *request,
                                               uint64_t *id, kvasir_error *err);
+/* n of them (1 or more), all or none; each runs as if submitted alone. They take one place among
+ * max_waiting, and share one id, by which one call cancels all; their `user` tells them apart.
+ * *refused (or NULL): the index of the one because of which none was taken; n: not because of one.
+ */
+KVASIR_API kvasir_status kvasir_engine_submit_all(kvasir_engine *engine,
+                                                  const kvasir_request *const *requests, size_t n,
+                                                  uint64_t *id, size_t *refused, kvasir_error *err);
 /* From any thread. The request releases its memory before the next step; its last event says
  * KVASIR_FINISH_CANCELLED. Does nothing if the request is done. */
 KVASIR_API void kvasir_engine_cancel(kvasir_engine *engine, uint64_t id);

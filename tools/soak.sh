@@ -25,6 +25,7 @@
 #   agents     conversations of agents, to 30,000 tokens: what is computed beside the least that is
 #              possible, on plain and hybrid models (tests/soak/agent_traces.py)
 #   recall     a fact at the start of 22,000 tokens, over 8-bit keys and 4-bit values
+#   lmeval     EleutherAI's lm-eval through /v1/completions, where it is installed
 #   mutants    planted bugs (tools/mutants.sh)
 #   drawn      KVASIR_SOAK_DRAWN changes (200) drawn by a script (tools/draw_mutants.py)
 #   asan       every test but goldens under the address sanitizer, kcheck too
@@ -35,7 +36,7 @@ exec </dev/null
 stages=("$@")
 [ $# != 0 ] ||
     stages=(kcheck arm property tiers server fuzz interop goldens proxy framing attack schemas
-        agents recall mutants drawn asan tsan)
+        agents recall lmeval mutants drawn asan tsan)
 
 mkdir -p bench/results
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
@@ -99,6 +100,9 @@ for stage in "${stages[@]}"; do
     goldens)
         KVASIR_SOAK=1 ctest --test-dir build-ci --output-on-failure --no-label-summary \
             -R '^golden\.'
+        ;;
+    lmeval)
+        SOURCE_DIR=$PWD bash tests/lmeval/run.sh build-ci/kvasir || [ $? = 77 ] # skipped
         ;;
     proxy) SOURCE_DIR=$PWD bash tests/soak/proxy.sh build-ci/kvasir ;;
     framing)

@@ -17,20 +17,31 @@ bool api_answer_good(const struct api_answer *a, struct api_error *err) {
     return !a->failed && !a->cancelled;
 }
 
+void api_choice_free(struct api_choice *c) {
+    mem_free(c->text);
+    mem_free(c->tokens);
+    mem_free(c->top);
+    mem_free(c->embedding);
+}
+
 void api_answer_free(struct api_answer *a) {
-    for (uint32_t i = 0; a->choices && i < a->request->engine.n; i++) {
-        mem_free(a->choices[i].text);
-        mem_free(a->choices[i].tokens);
-        mem_free(a->choices[i].top);
-    }
+    for (uint32_t i = 0; a->choices && i < api_choices(a->request); i++)
+        api_choice_free(&a->choices[i]);
+    for (uint32_t i = 0; a->prompts && i < a->request->n_prompts; i++)
+        api_choice_free(&a->prompts[i]);
     free(a->choices);
+    free(a->prompts);
     *a = (struct api_answer){0};
 }
 
 /* Room for an answer of usual length, so that events need no allocation. */
-static bool reserve(struct api_choice *c, const kvasir_request *r) {
+static bool reserve(struct api_choice *c, const struct api_request *request) {
     enum { TOKENS = 2048, TOKEN_BYTES = 8 };
-    const size_t n = r->max_tokens && r->max_tokens < TOKENS ? r->max_tokens : TOKENS;
+    const kvasir_request *r = &request->engine;
+    if (request->embed.width)
+        return ARRAY_GROW(c->embedding, c->embedding_cap, request->embed.width);
+    const size_t usual = request->n_prompts ? TOKENS / request->n_prompts : TOKENS,
+                 n = r->max_tokens && r->max_tokens < usual ? r->max_tokens : usual;
     if (!ARRAY_GROW(c->text, c->cap, n * TOKEN_BYTES))
         return false;
     return r->top_logprobs < 0 || (ARRAY_GROW(c->tokens, c->tokens_cap, n) &&
@@ -39,13 +50,16 @@ static bool reserve(struct api_choice *c, const kvasir_request *r) {
 
 bool api_answer_init(struct api_answer *a, const struct api_request *request) {
     *a = (struct api_answer){.request = request};
-    a->choices = calloc(request->engine.n, sizeof *a->choices);
-    for (uint32_t i = 0; a->choices && i < request->engine.n; i++)
-        if (!reserve(&a->choices[i], &request->engine)) {
-            api_answer_free(a);
-            return false;
-        }
-    return a->choices != NULL;
+    a->choices = calloc(api_choices(request), sizeof *a->choices);
+    a->prompts = request->echoes ? calloc(request->n_prompts, sizeof *a->prompts) : NULL;
+    bool good = a->choices && (a->prompts || !request->echoes);
+    for (uint32_t i = 0; good && request->echoes && i < request->n_prompts; i++)
+        good = api_echo_reserve(&a->prompts[i], request, i);
+    for (uint32_t i = 0; good && i < api_choices(request); i++)
+        good = reserve(&a->choices[i], request);
+    if (!good)
+        api_answer_free(a);
+    return good;
 }
 
 static bool take_text(struct api_choice *c, const kvasir_event *e) {
@@ -71,6 +85,28 @@ static bool take_token(struct api_choice *c, const kvasir_event *e, bool logprob
     return true;
 }
 
+bool api_echo_reserve(struct api_choice *c, const struct api_request *r, uint32_t prompt) {
+    const size_t n = r->engine.top_logprobs < 0 ? 0 : r->prompts[prompt].n_tokens;
+    return ARRAY_GROW(c->tokens, c->tokens_cap, n) &&
+           ARRAY_GROW(c->top, c->top_cap, n * (size_t)r->engine.top_logprobs);
+}
+
+bool api_echo_event(struct api_choice *c, const kvasir_event *e) {
+    return take_token(c, e, true);
+}
+
+size_t api_answer_bytes(const struct api_answer *a) {
+    enum { TOKEN = 64, FLOAT = 16 };
+    const uint32_t n = api_choices(a->request), echoed = a->prompts ? a->request->n_prompts : 0;
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < n + echoed; i++) {
+        const struct api_choice *c = i < n ? &a->choices[i] : &a->prompts[i - n];
+        bytes += c->len + FLOAT * a->request->embed.width +
+                 TOKEN * (c->n_top + (c->tokens ? c->n_tokens : 0));
+    }
+    return bytes;
+}
+
 const char *api_stop_of(const struct api_request *r, const char *stop) {
     for (size_t i = 0; stop && i < r->engine.n_stops; i++)
         if (strcmp(r->stops[i], stop) == 0)
@@ -88,7 +124,7 @@ static void set_failed(struct api_answer *a, const kvasir_error *why) {
 }
 
 void api_answer_event(struct api_answer *a, const kvasir_event *e) {
-    ASSERT(e->choice < a->request->engine.n);
+    ASSERT(e->choice < api_choices(a->request));
     ASSERT(!a->complete);
     struct api_choice *c = &a->choices[e->choice];
     a->prompt_tokens = e->prompt_tokens;
@@ -96,10 +132,16 @@ void api_answer_event(struct api_answer *a, const kvasir_event *e) {
     bool good = true;
     if (e->kind == KVASIR_EVENT_TOKEN)
         good = take_token(c, e, a->request->engine.top_logprobs >= 0);
+    if (e->kind == KVASIR_EVENT_PROMPT_TOKEN)
+        good = api_echo_event(&a->prompts[e->choice / a->request->engine.n], e);
     if (e->kind == KVASIR_EVENT_TOKEN || e->kind == KVASIR_EVENT_DONE)
         good = good && take_text(c, e);
     if (!good)
         set_failed(a, NULL);
+    if (e->kind == KVASIR_EVENT_DONE && e->embedding) {
+        ASSERT(e->n_embedding == a->request->embed.width && c->embedding);
+        memcpy(c->embedding, e->embedding, e->n_embedding * sizeof *c->embedding);
+    }
     if (e->kind == KVASIR_EVENT_DONE) {
         c->finish = e->finish;
         c->stop = api_stop_of(a->request, e->stop);

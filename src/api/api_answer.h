@@ -20,13 +20,18 @@ struct api_choice {
     size_t n_tokens, tokens_cap;
     kvasir_token_logprob *top; /* [n_top]: n_top of each token, back to back */
     size_t n_top, top_cap;
+    float *embedding; /* [request->embed.width] once it is complete */
+    size_t embedding_cap;
     kvasir_finish finish;
     const char *stop; /* the stop text that ended it, one of the request's; NULL: none */
 };
 /* One request's answer, collected event by event. Zero-initialised may be freed. */
 struct api_answer {
     const struct api_request *request; /* borrowed */
-    struct api_choice *choices;        /* [request->engine.n] */
+    struct api_choice *choices;        /* [api_choices(request)] */
+    /* [request->n_prompts] of echoed prompts: the tokens after the first, with their
+     * log-probabilities. NULL: they are not echoed. */
+    struct api_choice *prompts;
     uint32_t prompt_tokens, cached_tokens;
     bool complete;      /* the last event came */
     bool cancelled;     /* a choice was cancelled */
@@ -39,5 +44,12 @@ void api_answer_event(struct api_answer *a, const kvasir_event *event);
 /* False with *err: it failed or was cancelled. */
 bool api_answer_good(const struct api_answer *a, struct api_error *err);
 void api_answer_free(struct api_answer *a);
+/* About so many bytes of JSON. */
+size_t api_answer_bytes(const struct api_answer *a);
+
+/* An echoed prompt's tokens: room for all; one event. False: out of memory. */
+bool api_echo_reserve(struct api_choice *c, const struct api_request *r, uint32_t prompt);
+bool api_echo_event(struct api_choice *c, const kvasir_event *event);
+void api_choice_free(struct api_choice *c);
 
 #endif

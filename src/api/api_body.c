@@ -50,7 +50,8 @@ static bool read_odd_id(struct api_ids *list, const struct json_part *item, int3
     char at[API_PATH_MAX];
     json_t *value = sketch(item->value, item->value_len);
     const json_int_t n = json_integer_value(value);
-    snprintf(at, sizeof at, "%.100s[%zu]", list->path, list->n);
+    const size_t first = list->n_ends ? list->ends[list->n_ends - 1] : 0;
+    snprintf(at, sizeof at, "%.100s[%zu]", list->path, list->n - first);
     if (!value)
         return false;
     if (!json_is_integer(value))
@@ -77,16 +78,32 @@ static kvasir_status take_id(void *user, const struct json_part *item, kvasir_er
     return KVASIR_OK;
 }
 
-/* Items of an array, the first of which is kept. */
-struct items {
-    size_t n;
-    struct json_part first;
-};
-static kvasir_status count_item(void *user, const struct json_part *item, kvasir_error *err) {
-    struct items *items = user;
+/* An item of an array of arrays of ids. */
+static kvasir_status take_list(void *user, const struct json_part *item, kvasir_error *err) {
+    struct api_ids *list = user;
+    if (list->refused.status)
+        return KVASIR_OK;
+    snprintf(list->path, sizeof list->path, "%.32s[%zu]", list->name, list->n_ends);
+    if (*item->value != '[') {
+        json_t *value = sketch(item->value, item->value_len);
+        if (!value)
+            return fail(err, KVASIR_ERR_MEMORY, "not enough memory for token ids");
+        api_wrong_type(&list->refused, list->path, value, "an array of token ids");
+        json_decref(value);
+        return KVASIR_OK;
+    }
+    TRY(json_walk(item->value, item->value_len, take_id, list, err));
+    if (!ARRAY_GROW(list->ends, list->ends_cap, list->n_ends + 1))
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for token ids");
+    list->ends[list->n_ends++] = list->n;
+    return KVASIR_OK;
+}
+
+/* The first character of an array's first item; 0: there is none. */
+static kvasir_status see_first(void *user, const struct json_part *item, kvasir_error *err) {
+    char *first = user;
     (void)err;
-    if (items->n++ == 0)
-        items->first = *item;
+    *first = *first ? *first : *item->value;
     return KVASIR_OK;
 }
 
@@ -119,22 +136,16 @@ static kvasir_status take_tree(struct body_reader *r, const struct json_part *m,
 /* The value is an array. */
 static kvasir_status take_ids(struct body_reader *r, const struct json_part *m, const char *name,
                               bool prompt, kvasir_error *err) {
-    struct items items = {0};
+    char first = 0;
     if (prompt)
-        TRY(json_walk(m->value, m->value_len, count_item, &items, err));
-    if (items.n && *items.first.value == '"')
+        TRY(json_walk(m->value, m->value_len, see_first, &first, err));
+    if (first == '"')
         return take_tree(r, m, name, err);
     ASSERT(r->body->n_lists < API_ID_LISTS); /* the walk refuses names that come twice */
     struct api_ids *list = &r->body->lists[r->body->n_lists++];
-    *list = (struct api_ids){.name = name, .path = name, .vocab = r->vocab};
-    if (!items.n || *items.first.value != '[')
-        return json_walk(m->value, m->value_len, take_id, list, err);
-    if (items.n > 1) {
-        api_refuse(&list->refused, name, "%zu prompts, a request takes one", items.n);
-        return KVASIR_OK;
-    }
-    list->path = "prompt[0]";
-    return json_walk(items.first.value, items.first.value_len, take_id, list, err);
+    *list = (struct api_ids){.name = name, .vocab = r->vocab};
+    snprintf(list->path, sizeof list->path, "%.60s", name);
+    return json_walk(m->value, m->value_len, first == '[' ? take_list : take_id, list, err);
 }
 
 static kvasir_status take_member(void *user, const struct json_part *m, kvasir_error *err) {
@@ -181,7 +192,7 @@ bool api_body_read(const char *text, size_t len, uint32_t vocab, api_want_fn *wa
 void api_body_free(struct api_body *body) {
     json_decref(body->members);
     for (size_t i = 0; i < body->n_lists; i++)
-        mem_free(body->lists[i].ids);
+        mem_free(body->lists[i].ids), mem_free(body->lists[i].ends);
     *body = (struct api_body){0};
 }
 
@@ -189,17 +200,27 @@ bool api_has_ids(struct api_body *body, const char *name) {
     return find_ids(body, name) != NULL;
 }
 
-bool api_take_ids(struct api_body *body, const char *name, int32_t **ids, size_t *n,
-                  const char **path, struct api_error *err) {
+bool api_take_id_lists(struct api_body *body, const char *name, int32_t **ids, size_t *n,
+                       size_t **ends, size_t *n_ends, struct api_error *err) {
     struct api_ids *list = find_ids(body, name);
     ASSERT(list && list->n <= list->cap);
     if (list->refused.status) {
         *err = list->refused;
         return false;
     }
-    *path = list->path;
     *ids = list->ids;
     *n = list->n;
+    *ends = list->ends;
+    *n_ends = list->n_ends;
     list->ids = NULL;
+    list->ends = NULL;
     return true;
+}
+
+bool api_take_ids(struct api_body *body, const char *name, int32_t **ids, size_t *n,
+                  struct api_error *err) {
+    size_t *ends, n_ends;
+    const bool good = api_take_id_lists(body, name, ids, n, &ends, &n_ends, err);
+    ASSERT(!good || !ends); /* of API_PROMPT only */
+    return good;
 }

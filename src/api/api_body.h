@@ -17,7 +17,7 @@ enum api_want {
     API_SKIP,
     API_TREE,
     API_IDS,    /* integers, if it is an array */
-    API_PROMPT, /* the same; an array of one array, too */
+    API_PROMPT, /* the same; an array of arrays of them, too */
 };
 /* `names` ends with NULL. */
 struct api_names {
@@ -31,9 +31,12 @@ enum api_want api_want_of(const struct api_names *lists, size_t n, const char *n
                           const char **known);
 
 struct api_ids {
-    const char *name, *path; /* of the member, and of the array in it: "prompt[0]"; constants */
-    int32_t *ids;            /* [n] */
+    const char *name; /* of the member */
+    char path[64];    /* of the array that is read: "prompt[0]" */
+    int32_t *ids;     /* [n] */
     size_t n, cap;
+    size_t *ends; /* [n_ends] of an array of arrays: where each one's ids end; NULL: it is none */
+    size_t n_ends, ends_cap;
     uint32_t vocab;
     struct api_error refused; /* status 0: they are good */
 };
@@ -52,6 +55,9 @@ void api_body_free(struct api_body *body);
 bool api_has_ids(struct api_body *body, const char *name);
 /* The ids of a member that has them; *ids: mem_free. */
 bool api_take_ids(struct api_body *body, const char *name, int32_t **ids, size_t *n,
-                  const char **path, struct api_error *err);
+                  struct api_error *err);
+/* The same of a prompt. *ends: mem_free; NULL: the member is one array of ids. */
+bool api_take_id_lists(struct api_body *body, const char *name, int32_t **ids, size_t *n,
+                       size_t **ends, size_t *n_ends, struct api_error *err);
 
 #endif

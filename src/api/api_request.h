@@ -11,7 +11,7 @@
 #include "api/constraint.h"
 #include "api/grammar_cache.h"
 
-enum api_kind { API_CHAT, API_COMPLETIONS };
+enum api_kind { API_CHAT, API_COMPLETIONS, API_EMBEDDINGS };
 
 /* Where responses are kept for requests that continue them; of one tenant. */
 struct responses_store {
@@ -22,6 +22,11 @@ struct responses_store {
     /* Keeps a response and the items that were new in its request. `previous`: the one before it;
      * NULL: none. It is not kept if there is no memory for it. */
     void (*keep)(void *user, const char *previous, json_t *input, json_t *response);
+};
+
+enum {
+    API_PROMPTS_MAX = 128, /* of a completion, with all choices: each is a sequence of the engine */
+    API_PROMPT_PATH_MAX = 40
 };
 
 /* What all requests of a server or batch share. */
@@ -40,8 +45,23 @@ struct api_setup {
     bool all_control;                        /* default of "control_tokens": "all" */
     bool stream;                             /* "stream": true is allowed */
     const struct responses_store *responses; /* NULL: none are kept */
+    uint32_t max_prompts;                    /* of a request for completions; 0: 1 */
+    uint32_t width;                          /* of embeddings */
+    kvasir_pooling pooling;                  /* likewise */
     uint32_t ctx;                            /* tokens of a prompt and its answer; 0: not known */
     bool prompt_cache;                       /* "prompt_cache", the path of a file, is allowed */
+};
+
+/* One of a request's prompts, and its request to the engine. */
+struct api_prompt {
+    const int32_t *tokens; /* [n_tokens] */
+    size_t n_tokens;
+    const char *text; /* [len], as the client wrote it; NULL: it wrote ids */
+    size_t len;
+    int32_t *tokenized;             /* the same, if they are to be freed (kvasir_free); or NULL */
+    char path[API_PROMPT_PATH_MAX]; /* of the body's member: "prompt[3]" */
+    struct api_prompts_run *run;
+    uint32_t prompt_tokens, cached_tokens, prompt_done; /* once it has begun */
 };
 
 struct api_request {
@@ -51,7 +71,15 @@ struct api_request {
     kvasir_request engine;
     const char *model;
     const char *prompt_cache; /* path; NULL: none */
+    struct api_embed {
+        uint32_t width;      /* of the model; 0: no embeddings are asked for */
+        uint32_t dimensions; /* as many of them */
+        bool base64;
+        uint32_t top_n; /* of documents; the first prompt is the query */
+        bool returns_documents;
+    } embed;
     bool stream, include_usage;
+    bool echoes;      /* of completions: an answer begins with its prompt */
     bool all_control; /* of a chat: names of control tokens become tokens whoever wrote them */
     bool continues;   /* the answer continues the last message without repeating its text */
     /* Of a chat: how its answers are parsed, without the seed. All is content if the setup has no
@@ -59,27 +87,36 @@ struct api_request {
     struct answer_options answer;
     struct constraint constraint; /* what the answers must be */
     struct kept_grammar *grammar; /* likewise, compiled; NULL: any */
-    bool default_length;          /* max_tokens is the setup's, and may become 0 (api_submit) */
-    int32_t *ids;                 /* the prompt: token ids of the body, or */
-    int32_t *tokenized;           /* of the tokenizer; kvasir_free */
-    const char **stops;           /* [engine.n_stops] */
-    int32_t *stop_tokens;         /* [engine.n_stop_tokens] */
-    int32_t *shown_tokens;        /* [engine.n_shown_tokens] */
-    int32_t *xtc_special;         /* kvasir_free */
+    int32_t *tokenized;           /* a chat's tokens; kvasir_free */
+    int32_t *ids;                 /* those that came as ids, of all prompts */
+    /* [n_prompts] of completions and what else may have several (api_prompts.h): each for engine.n
+     * choices; engine has the first one. NULL: there is one, engine's. */
+    struct api_prompt *prompts;
+    uint32_t n_prompts;
+    const char **stops;    /* [engine.n_stops] */
+    int32_t *stop_tokens;  /* [engine.n_stop_tokens] */
+    int32_t *shown_tokens; /* [engine.n_shown_tokens] */
+    int32_t *xtc_special;  /* kvasir_free */
     kvasir_logit_bias *logit_bias;
     /* Nothing is generated: the answer is complete at once. There is no prompt. */
     bool idle;
     /* Members of the answer that repeat the request's or comment on it; of /v1/responses also the
      * new items. */
     json_t *echo, *input;
-    bool store;   /* the response is kept */
-    json_t *kept; /* array: references to strings of the body that are used */
+    bool store;                  /* the response is kept */
+    json_t *kept;                /* array: references to strings of the body that are used */
+    struct api_prompts_run *run; /* of several prompts, from api_submit on */
 };
 void api_request_free(struct api_request *r);
-
-/* Submits it. If a default length does not fit, submits it again with as many tokens as fit. */
-kvasir_status api_submit(kvasir_engine *engine, const struct api_request *r,
-                         kvasir_event_fn *on_event, void *user, uint64_t *id, kvasir_error *err);
+/* Of all prompts. */
+static inline uint32_t api_choices(const struct api_request *r) {
+    return r->engine.n * (r->n_prompts ? r->n_prompts : 1);
+}
+/* Submits it. Several prompts are several requests to the engine, whose events come as those of
+ * one: choice i of prompt p is choice p * n + i, figures are sums over the prompts that have begun.
+ * The status is the engine's; *err says more. */
+kvasir_status api_submit(kvasir_engine *engine, struct api_request *r, kvasir_event_fn *on_event,
+                         void *user, uint64_t *id, struct api_error *err);
 /* The parser of choice `choice` of the answer `id`; see answer_parser_create. */
 struct answer_parser *api_answer_parser(const struct api_request *r, const char *id,
                                         uint32_t choice, answer_part_fn *fn, void *user);

@@ -364,7 +364,7 @@ static bool read_as(struct reading *r, enum api_kind kind, bool generate, struct
         rename_error(r, generate);
         return false;
     }
-    out->default_length = true; /* also of a length that was asked for: it may become shorter */
+    out->engine.shorten = true; /* also of a length that was asked for: it may become shorter */
     if (r->options.unlimited)
         out->engine.max_tokens = 0;
     if (json_array_size(r->warnings) == 0)

@@ -120,7 +120,7 @@ static json_t *completion_top(struct token_texts *t, const struct api_token *tok
     return NULL;
 }
 
-static size_t characters(const char *text, size_t len) {
+size_t openai_characters(const char *text, size_t len) {
     size_t n = 0;
     for (size_t i = 0; i < len; i++)
         n += ((unsigned char)text[i] & 0xc0) != 0x80;
@@ -128,24 +128,76 @@ static size_t characters(const char *text, size_t len) {
 }
 
 /* {"tokens": [], "token_logprobs": [], "top_logprobs": [{}], "text_offset": []} */
-static json_t *completion_logprobs(struct token_texts *t, const struct api_choice *c,
-                                   size_t offset) {
-    json_t *tokens = json_array(), *values = json_array(), *tops = json_array(),
-           *offsets = json_array();
+struct logprob_lists {
+    json_t *tokens, *values, *tops, *offsets;
+    size_t offset; /* characters so far */
+};
+
+/* One token, whose text is in t; takes value and top. */
+static bool add_token(struct logprob_lists *l, const struct token_texts *t, json_t *value,
+                      json_t *top) {
+    bool good = json_array_append_new(l->tops, top) == 0;
+    good = json_array_append_new(l->values, value) == 0 && good;
+    return json_array_append_new(l->tokens, json_stringn(t->text.data, t->text.len)) == 0 &&
+           json_array_append_new(l->offsets, json_integer((json_int_t)l->offset)) == 0 && good;
+}
+
+static bool add_tokens(struct token_texts *t, const struct api_choice *c, struct logprob_lists *l) {
     const kvasir_token_logprob *top = c->top;
     bool good = true;
     for (size_t i = 0; good && i < c->n_tokens; i++) {
         const struct api_token *token = &c->tokens[i];
-        good = json_array_append_new(tops, completion_top(t, token, top)) == 0 &&
-               token_text(t, token->token) &&
-               json_array_append_new(tokens, json_stringn(t->text.data, t->text.len)) == 0 &&
-               json_array_append_new(values, logprob_json(token->logprob)) == 0 &&
-               json_array_append_new(offsets, json_integer((json_int_t)offset)) == 0;
-        offset += t->unknown ? 0 : characters(t->text.data, t->text.len);
+        json_t *tops = completion_top(t, token, top);
+        good = token_text(t, token->token) && add_token(l, t, logprob_json(token->logprob), tops);
+        l->offset += t->unknown ? 0 : openai_characters(t->text.data, t->text.len);
         top += token->n_top;
     }
-    json_t *object = json_pack("{s:o, s:o, s:o, s:o}", "tokens", tokens, "token_logprobs", values,
-                               "top_logprobs", tops, "text_offset", offsets);
+    return good;
+}
+
+static bool begins_with(const struct text_buf *text, const char *part, size_t len) {
+    return len <= text->len && memcmp(text->data, part, len) == 0;
+}
+
+/* Characters of the prompt's text that the token is. At its start, a BOS that the tokenizer added
+ * is none of it, nor is a blank that it begins words with. */
+static size_t advance(const struct token_texts *t, const struct openai_echo *echo, size_t offset) {
+    const char *text = t->text.data;
+    const size_t len = t->text.len;
+    if (offset > 0 || begins_with(&echo->text, text, len))
+        return t->unknown ? 0 : openai_characters(text, len);
+    if (len && *text == ' ' && begins_with(&echo->text, text + 1, len - 1))
+        return openai_characters(text + 1, len - 1);
+    return 0;
+}
+
+/* The first token has null for its numbers. */
+static bool add_echo(struct token_texts *t, const struct openai_echo *echo,
+                     struct logprob_lists *l) {
+    const struct api_choice *c = echo->scores;
+    const kvasir_token_logprob *top = c->top;
+    const size_t characters = openai_characters(echo->text.data, echo->text.len);
+    bool good = true;
+    for (size_t i = 0; good && i <= c->n_tokens; i++) {
+        const struct api_token *token = i ? &c->tokens[i - 1] : NULL;
+        json_t *tops = token ? completion_top(t, token, top) : json_null();
+        good = token_text(t, token ? token->token : *echo->prompt->tokens) &&
+               add_token(l, t, token ? logprob_json(token->logprob) : json_null(), tops);
+        l->offset += advance(t, echo, l->offset);
+        if (l->offset > characters) /* parts of characters count as more than they are */
+            l->offset = characters;
+        top += token ? token->n_top : 0;
+    }
+    l->offset = characters;
+    return good;
+}
+
+static json_t *completion_logprobs(struct token_texts *t, const struct api_choice *c, size_t offset,
+                                   const struct openai_echo *echo) {
+    struct logprob_lists l = {json_array(), json_array(), json_array(), json_array(), offset};
+    const bool good = (!echo || add_echo(t, echo, &l)) && add_tokens(t, c, &l);
+    json_t *object = json_pack("{s:o, s:o, s:o, s:o}", "tokens", l.tokens, "token_logprobs",
+                               l.values, "top_logprobs", l.tops, "text_offset", l.offsets);
     if (good)
         return object;
     json_decref(object);
@@ -153,24 +205,38 @@ static json_t *completion_logprobs(struct token_texts *t, const struct api_choic
 }
 
 static json_t *logprobs_json(const struct api_setup *setup, bool chat, const struct api_choice *c,
-                             size_t offset) {
+                             size_t offset, const struct openai_echo *echo) {
     struct token_texts t = {.tokenizer = setup->tokenizer};
     json_t *made = NULL;
     if (kvasir_detok_create(t.tokenizer, &t.detok, NULL) != KVASIR_ERR_MEMORY)
-        made = chat ? chat_logprobs(&t, c) : completion_logprobs(&t, c, offset);
+        made = chat ? chat_logprobs(&t, c) : completion_logprobs(&t, c, offset, echo);
     kvasir_detok_destroy(t.detok);
     text_free(&t.text);
     return made;
 }
 
 json_t *openai_logprobs(const struct api_setup *setup, const struct api_request *r,
-                        const struct api_choice *c, size_t offset) {
+                        const struct api_choice *c, size_t offset, const struct openai_echo *echo) {
     return r->engine.top_logprobs < 0 ? json_null()
-                                      : logprobs_json(setup, r->api == API_CHAT, c, offset);
+                                      : logprobs_json(setup, r->api == API_CHAT, c, offset, echo);
 }
 
 json_t *openai_token_logprobs(const struct api_setup *setup, const struct api_choice *c) {
-    return logprobs_json(setup, true, c, 0);
+    return logprobs_json(setup, true, c, 0, NULL);
+}
+
+bool openai_echo_text(const struct api_setup *setup, struct openai_echo *echo) {
+    const struct api_prompt *p = echo->prompt;
+    char *text = NULL;
+    size_t len = 0;
+    if (p->text)
+        return text_append(&echo->text, p->text, p->len);
+    if (kvasir_detokenize(setup->tokenizer, p->tokens, p->n_tokens, 0, &text, &len, NULL) ==
+        KVASIR_ERR_MEMORY)
+        return false;
+    const bool good = text_append(&echo->text, text ? text : "", len);
+    kvasir_free(text);
+    return good;
 }
 
 /* ---- body ------------------------------------------------------------------------------------ */
@@ -250,14 +316,33 @@ static json_t *message_json(const struct api_answer *a, const char *id, uint32_t
     return made;
 }
 
+static json_t *completion_json(const struct api_setup *setup, const struct api_answer *a,
+                               uint32_t i) {
+    const struct api_choice *c = &a->choices[i];
+    const uint32_t prompt = i / a->request->engine.n;
+    struct openai_echo echo = {0};
+    json_t *made = NULL;
+    if (a->prompts)
+        echo = (struct openai_echo){.prompt = &a->request->prompts[prompt],
+                                    .scores = &a->prompts[prompt]};
+    bool good = !a->prompts || openai_echo_text(setup, &echo);
+    json_t *logprobs =
+        good ? openai_logprobs(setup, a->request, c, 0, a->prompts ? &echo : NULL) : NULL;
+    if (logprobs && text_append(&echo.text, c->text ? c->text : "", c->len))
+        made = json_pack("{s:I, s:s%, s:O, s:s}", "index", (json_int_t)i, "text",
+                         echo.text.data ? echo.text.data : "", echo.text.len, "logprobs", logprobs,
+                         "finish_reason", openai_finish_reason(c->finish, 0));
+    json_decref(logprobs);
+    text_free(&echo.text);
+    return made;
+}
+
 static json_t *choice_json(const struct api_setup *setup, const struct api_answer *a,
                            const char *id, uint32_t i) {
     const struct api_choice *c = &a->choices[i];
-    json_t *logprobs = openai_logprobs(setup, a->request, c, 0);
     if (a->request->api == API_COMPLETIONS)
-        return json_pack("{s:I, s:o, s:o, s:s}", "index", (json_int_t)i, "text",
-                         json_stringn(c->text ? c->text : "", c->len), "logprobs", logprobs,
-                         "finish_reason", openai_finish_reason(c->finish, 0));
+        return completion_json(setup, a, i);
+    json_t *logprobs = openai_logprobs(setup, a->request, c, 0, NULL);
     uint32_t calls = 0;
     json_t *message = message_json(a, id, i, &calls);
     return json_pack("{s:I, s:o, s:o, s:s}", "index", (json_int_t)i, "message", message, "logprobs",
@@ -273,7 +358,7 @@ json_t *openai_usage(uint32_t prompt_tokens, uint32_t cached_tokens, uint64_t co
 
 static json_t *usage_json(const struct api_answer *a) {
     uint64_t completion = 0;
-    for (uint32_t i = 0; i < a->request->engine.n; i++)
+    for (uint32_t i = 0; i < api_choices(a->request); i++)
         completion += a->choices[i].n_tokens;
     return openai_usage(a->prompt_tokens, a->cached_tokens, completion);
 }
@@ -284,7 +369,7 @@ json_t *openai_answer_body(const struct api_answer *a, const struct api_setup *s
         return NULL;
     bool chat = a->request->api == API_CHAT, good = true;
     json_t *choices = json_array();
-    for (uint32_t i = 0; good && i < a->request->engine.n; i++)
+    for (uint32_t i = 0; good && i < api_choices(a->request); i++)
         good = json_array_append_new(choices, choice_json(setup, a, id, i)) == 0;
     json_t *body =
         json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", id, "object",

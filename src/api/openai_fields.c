@@ -28,7 +28,6 @@ static const struct {
     const char *name, *harmless;
 } NOT_SUPPORTED[] = {
     /* OpenAI's */
-    {"echo", "false"},
     {"best_of", "1"},
     {"modalities", "[\"text\"]"},
     {"audio", NULL},
@@ -190,14 +189,16 @@ static bool read_sampling(const struct api_setup *setup, json_t *body, struct ap
 
 static bool read_limits(const struct api_setup *setup, json_t *body, struct api_request *r,
                         struct api_error *err) {
+    const json_int_t least = r->api == API_CHAT; /* 0: the prompt alone (read_echo) */
     json_int_t tokens = setup->max_tokens, n = 1;
     /* the newer name is read last and wins */
-    if (!api_whole(body, "max_tokens", 1, UINT32_MAX, &tokens, err) ||
-        !api_whole(body, "max_completion_tokens", 1, UINT32_MAX, &tokens, err) ||
+    if (!api_whole(body, "max_tokens", least, UINT32_MAX, &tokens, err) ||
+        !api_whole(body, "max_completion_tokens", least, UINT32_MAX, &tokens, err) ||
         !api_whole(body, "n", 1, setup->max_choices, &n, err))
         return false;
-    r->default_length = !api_get(body, "max_tokens") && !api_get(body, "max_completion_tokens");
+    r->engine.shorten = !api_get(body, "max_tokens") && !api_get(body, "max_completion_tokens");
     r->engine.max_tokens = (uint32_t)tokens;
+    r->engine.no_answer = tokens == 0 && !r->engine.shorten;
     r->engine.n = (uint32_t)n;
     return api_flag(body, "ignore_eos", &r->engine.ignore_end, err);
 }
@@ -215,12 +216,11 @@ static bool read_stop(struct api_request *r, const char *path, json_t *value,
 
 static bool read_stop_ids(struct api_body *body, struct api_request *r, struct api_error *err) {
     static const char NAME[] = "stop_token_ids";
-    const char *path;
     json_t *other = api_get(body->members, NAME);
     if (other)
         return api_wrong_type(err, NAME, other, "an array of token ids");
     return !api_has_ids(body, NAME) ||
-           api_take_ids(body, NAME, &r->stop_tokens, &r->engine.n_stop_tokens, &path, err);
+           api_take_ids(body, NAME, &r->stop_tokens, &r->engine.n_stop_tokens, err);
 }
 
 static bool read_stops(struct api_body *body, struct api_request *r, struct api_error *err) {
@@ -266,6 +266,23 @@ static bool read_logprobs(json_t *body, struct api_request *r, struct api_error 
         top = !wanted ? -1 : top < 0 ? 0 : top;
     }
     r->engine.top_logprobs = (int32_t)top;
+    return true;
+}
+
+/* Answers begin with the prompt and its log-probabilities, if any are asked for. */
+static bool read_echo(json_t *body, struct api_request *r, struct api_error *err) {
+    if (!api_flag(body, "echo", &r->echoes, err))
+        return false;
+    if (r->echoes && r->api == API_CHAT)
+        return api_refuse(err, "echo", "true is only supported for /v1/completions");
+    if (r->echoes && r->prompt_cache)
+        return api_refuse(err, "echo", "cannot be combined with prompt_cache");
+    if (r->engine.no_answer && !r->echoes)
+        return api_refuse(
+            err, api_get(body, "max_completion_tokens") ? "max_completion_tokens" : "max_tokens",
+            "0 is not between 1 and %u; only with \"echo\": true it may be 0", UINT32_MAX);
+    if (r->echoes)
+        r->engine.prompt_logprobs = r->engine.top_logprobs;
     return true;
 }
 
@@ -368,18 +385,22 @@ static bool read_model(struct api_request *r, json_t *body, struct api_error *er
            api_refuse(err, "model", "%zu bytes, at most %d are allowed", n, MODEL_MAX);
 }
 
+bool openai_read_names(const struct api_setup *setup, json_t *body, struct api_request *r,
+                       struct api_error *err) {
+    r->model = setup->model;
+    return read_model(r, body, err) && read_salt(r, body, err);
+}
+
 bool openai_read_fields(const struct api_setup *setup, struct api_body *from, struct api_request *r,
                         struct api_error *err) {
     json_t *body = from->members;
-    r->model = setup->model;
-    return check_supported(setup, body, err) && read_model(r, body, err) &&
-           read_salt(r, body, err) && read_cache(r, body, err) &&
-           read_control(setup, body, r, err) &&
+    return check_supported(setup, body, err) && openai_read_names(setup, body, r, err) &&
+           read_cache(r, body, err) && read_control(setup, body, r, err) &&
            optional_text(r, body, "prompt_cache", &r->prompt_cache, err) &&
            read_continues(body, r, err) && read_stream(setup, body, r, err) &&
            read_limits(setup, body, r, err) && openai_read_constraint(body, r, err) &&
            read_sampling(setup, body, r, err) && read_stops(from, r, err) &&
-           read_logprobs(body, r, err);
+           read_logprobs(body, r, err) && read_echo(body, r, err);
 }
 
 /* ---- names ----------------------------------------------------------------------------------- */
@@ -399,6 +420,7 @@ static const char *const ALL[] = {"model",
                                   "max_completion_tokens",
                                   "n",
                                   "ignore_eos",
+                                  "echo",
                                   "top_k",
                                   "seed",
                                   "repetition_context_size",

@@ -17,6 +17,9 @@ bool openai_read_call(json_t *call, size_t i, size_t k, struct api_error *err);
 /* openai_fields.c: all fields but the prompt, and the names of those that are read. */
 bool openai_read_fields(const struct api_setup *setup, struct api_body *body, struct api_request *r,
                         struct api_error *err);
+/* Of them, "model" and "cache_salt". */
+bool openai_read_names(const struct api_setup *setup, json_t *body, struct api_request *r,
+                       struct api_error *err);
 enum api_want openai_wants(enum api_kind api, const char *name, size_t len, const char **known);
 
 /* openai_constraint.c: what the answer must be, into r->constraint, once the fields before are
@@ -45,9 +48,19 @@ bool openai_chat_text(const struct api_setup *setup, json_t *body,
 
 /* Calls that were cut off by the length are "length", as they are at OpenAI. */
 const char *openai_finish_reason(kvasir_finish finish, uint32_t calls);
-/* Of a choice's tokens; null if none were asked for. offset: characters of its text before. */
+/* A prompt that is a part of the answer. */
+struct openai_echo {
+    const struct api_prompt *prompt;
+    const struct api_choice *scores; /* of its tokens but the first */
+    struct text_buf text;
+};
+/* Fills in the text; text_free. False: out of memory. */
+bool openai_echo_text(const struct api_setup *setup, struct openai_echo *echo);
+size_t openai_characters(const char *text, size_t len);
+/* Of a choice's tokens; null if none were asked for. offset: characters of its text before. echo:
+ * the prompt comes first; NULL: it does not. */
 json_t *openai_logprobs(const struct api_setup *setup, const struct api_request *r,
-                        const struct api_choice *c, size_t offset);
+                        const struct api_choice *c, size_t offset, const struct openai_echo *echo);
 /* {"content": [{"token", "logprob", "bytes", "top_logprobs"}], ..}, of any request */
 json_t *openai_token_logprobs(const struct api_setup *setup, const struct api_choice *c);
 json_t *openai_usage(uint32_t prompt_tokens, uint32_t cached_tokens, uint64_t completion_tokens);

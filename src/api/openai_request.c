@@ -9,6 +9,7 @@
  *
  * With a prompt-cache file there is no BOS, since the prompt continues the file's.
  */
+#include "api/api_prompts.h"
 #include "api/fim.h"
 #include "api/openai_internal.h"
 
@@ -26,49 +27,18 @@ bool openai_kind_of(const char *url, enum api_kind *api) {
     return true;
 }
 
-/* ---- tokens ---------------------------------------------------------------------------------- */
-
-static bool set_tokens(struct api_request *r, const char *path, const int32_t *ids, size_t n,
-                       struct api_error *err) {
-    if (n == 0)
-        return api_refuse(err, path, "contains no tokens");
-    r->engine.tokens = ids;
-    r->engine.n_tokens = n;
-    return true;
-}
-
-static bool tokenize(const struct api_setup *setup, const char *path, const char *text, size_t len,
-                     unsigned flags, struct api_request *r, struct api_error *err) {
-    kvasir_error why;
-    size_t n;
-    if (kvasir_tokenize_by(setup->tokenizer, text, len, flags | KVASIR_TOKENIZE_PARSE_SPECIAL, NULL,
-                           setup->limits, &r->tokenized, &n, &why))
-        return api_library_failed(err, path, &why);
-    return set_tokens(r, path, r->tokenized, n, err);
-}
-
 /* ---- completions ----------------------------------------------------------------------------- */
 
-/* A list is allowed if it contains one prompt. (Here it begins with a text: api_body.h.) */
-static json_t *single_prompt(json_t *prompt, const char **path) {
-    *path = json_is_array(prompt) ? "prompt[0]" : "prompt";
-    return json_is_array(prompt) ? json_array_get(prompt, 0) : prompt;
-}
-
-static bool read_prompt(const struct api_setup *setup, struct api_body *body, struct api_request *r,
-                        struct api_error *err) {
-    const char *path = "prompt";
-    size_t n;
-    if (api_has_ids(body, "prompt"))
-        return api_take_ids(body, "prompt", &r->ids, &n, &path, err) &&
-               set_tokens(r, path, r->ids, n, err);
-    json_t *list = api_get(body->members, "prompt"), *prompt = single_prompt(list, &path);
-    if (prompt != list && json_array_size(list) > 1)
-        return api_refuse(err, "prompt", "%zu prompts, a request takes one", json_array_size(list));
-    if (json_is_string(prompt))
-        return tokenize(setup, path, json_string_value(prompt), json_string_length(prompt),
-                        r->prompt_cache ? 0 : KVASIR_TOKENIZE_ADD_SPECIAL, r, err);
-    return api_wrong_type(err, path, prompt, "a string or an array of token ids");
+static bool read_prompts(const struct api_setup *setup, struct api_body *body,
+                         struct api_request *r, struct api_error *err) {
+    if (!api_prompts_read(setup, body, "prompt", setup->max_prompts ? setup->max_prompts : 1, r,
+                          err))
+        return false;
+    if (r->n_prompts > 1 && api_choices(r) > API_PROMPTS_MAX)
+        return api_refuse(err, "n",
+                          "%u answers to each of %u prompts, at most %d are allowed in all",
+                          r->engine.n, r->n_prompts, API_PROMPTS_MAX);
+    return true;
 }
 
 /* A completion with "suffix" fills the gap between the two. */
@@ -111,7 +81,7 @@ static bool read_chat(const struct api_setup *setup, json_t *body, struct api_re
                                             .continues = r->continues,
                                             .after_file = r->prompt_cache != NULL};
     char *text, *authors = NULL;
-    size_t len, n;
+    size_t len, n = 0;
     kvasir_error why;
     if (!openai_chat_text(setup, body, &shape, r, &text, r->all_control ? NULL : &authors, &len,
                           err))
@@ -119,7 +89,9 @@ static bool read_chat(const struct api_setup *setup, json_t *body, struct api_re
     bool good = answer_tokenize_prompt(setup->syntax, setup->tokenizer, text, len, authors,
                                        setup->limits, &r->tokenized, &n, &why) == KVASIR_OK ||
                 api_library_failed(err, "messages", &why);
-    good = good && set_tokens(r, "messages", r->tokenized, n, err) &&
+    r->engine.tokens = r->tokenized;
+    r->engine.n_tokens = n;
+    good = good && (n > 0 || api_refuse(err, "messages", "contains no tokens")) &&
            set_answer(setup, text, len, r, err);
     kvasir_free(authors);
     kvasir_free(text);
@@ -144,7 +116,7 @@ bool openai_read(const struct api_setup *setup, enum api_kind api, struct api_bo
     if (good)
         good = api == API_CHAT
                    ? read_chat(setup, body->members, &r, err)
-                   : read_prompt(setup, body, &r, err) && constraint_apply_plain(&r, err);
+                   : read_prompts(setup, body, &r, err) && constraint_apply_plain(&r, err);
     good = good && constraint_compile(setup, &r, err);
     if (good)
         *out = r;

@@ -23,8 +23,9 @@ struct openai_stream {
         struct openai_stream *stream;
         struct answer_parser *parser; /* of a chat */
         bool begun;
-        size_t offset; /* characters so far */
-    } * choices;       /* [request->engine.n] */
+        size_t offset;          /* characters so far */
+    } * choices;                /* [api_choices(request)] */
+    struct api_choice *prompts; /* [request->n_prompts] as in struct api_answer */
     uint64_t completion_tokens;
     struct text_buf head; /* the start of all chunks, up to their choices */
     struct text_buf *out; /* of the current event */
@@ -97,10 +98,29 @@ static bool add_part(void *user, const struct answer_part *part) {
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
+/* The prompt, as text of the answer. */
+static bool add_echo(struct openai_stream *s, struct chunk_choice *c) {
+    static const struct api_choice NONE = {0};
+    const uint32_t prompt = (uint32_t)(c - s->choices) / s->c.request->engine.n;
+    struct openai_echo echo = {.prompt = &s->c.request->prompts[prompt],
+                               .scores = &s->prompts[prompt]};
+    bool good = openai_echo_text(s->c.setup, &echo);
+    if (good)
+        s->logprobs = openai_logprobs(s->c.setup, s->c.request, &NONE, 0, &echo);
+    good =
+        good && s->logprobs &&
+        add_choice(s, c, json_stringn(echo.text.data ? echo.text.data : "", echo.text.len), NULL);
+    c->offset = openai_characters(echo.text.data, echo.text.len);
+    text_free(&echo.text);
+    return good;
+}
+
 static bool begin_choice(struct openai_stream *s, struct chunk_choice *c) {
-    if (c->begun || !is_chat(s))
+    if (c->begun || !(is_chat(s) || s->prompts))
         return true;
     c->begun = true;
+    if (s->prompts)
+        return add_echo(s, c);
     return add_choice(s, c, json_pack("{s:s, s:s}", "role", "assistant", "content", ""), NULL);
 }
 
@@ -110,14 +130,13 @@ static bool set_logprobs(struct openai_stream *s, const kvasir_event *e, size_t 
         .tokens = &token, .n_tokens = 1, .top = (kvasir_token_logprob *)e->top, .n_top = e->n_top};
     if (e->kind != KVASIR_EVENT_TOKEN || s->c.request->engine.top_logprobs < 0)
         return true;
-    s->logprobs = openai_logprobs(s->c.setup, s->c.request, &c, offset);
+    s->logprobs = openai_logprobs(s->c.setup, s->c.request, &c, offset, NULL);
     return s->logprobs != NULL;
 }
 
 static bool add_text(struct openai_stream *s, struct chunk_choice *c, const kvasir_event *e) {
     bool good = set_logprobs(s, e, c->offset);
-    for (size_t i = 0; i < e->len; i++)
-        c->offset += ((unsigned char)e->text[i] & 0xc0) != 0x80;
+    c->offset += openai_characters(e->text, e->len);
     if (good && c->parser)
         good = answer_parser_push(c->parser, e->text, e->len) &&
                (e->kind != KVASIR_EVENT_DONE ||
@@ -145,10 +164,14 @@ static bool add_end(struct openai_stream *s, struct chunk_choice *c, const kvasi
 
 static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *out) {
     struct openai_stream *s = stream;
-    ASSERT(e->choice < s->c.request->engine.n);
+    ASSERT(e->choice < api_choices(s->c.request));
     struct chunk_choice *c = &s->choices[e->choice];
     s->out = out;
     s->completion_tokens += e->kind == KVASIR_EVENT_TOKEN;
+    if (e->kind == KVASIR_EVENT_PROMPT_TOKEN)
+        return api_echo_event(&s->prompts[e->choice / s->c.request->engine.n], e);
+    if (s->prompts && e->kind == KVASIR_EVENT_START)
+        return true; /* the prompt's tokens are not known yet */
     if (!begin_choice(s, c))
         return false;
     if (e->kind == KVASIR_EVENT_START)
@@ -162,8 +185,11 @@ static void stream_close(void *stream) {
     struct openai_stream *s = stream;
     if (!s)
         return;
-    for (uint32_t i = 0; s->choices && i < s->c.request->engine.n; i++)
+    for (uint32_t i = 0; s->choices && i < api_choices(s->c.request); i++)
         answer_parser_destroy(s->choices[i].parser);
+    for (uint32_t i = 0; s->prompts && i < s->c.request->n_prompts; i++)
+        api_choice_free(&s->prompts[i]);
+    free(s->prompts);
     json_decref(s->logprobs);
     text_free(&s->head);
     free(s->choices);
@@ -175,9 +201,13 @@ static void *stream_open(const struct protocol_context *c) {
     if (!s)
         return NULL;
     s->c = *c;
-    s->choices = calloc(c->request->engine.n, sizeof *s->choices);
+    s->choices = calloc(api_choices(c->request), sizeof *s->choices);
     bool good = s->choices && set_head(s);
-    for (uint32_t i = 0; good && is_chat(s) && i < c->request->engine.n; i++) {
+    if (good && c->request->echoes)
+        good = (s->prompts = calloc(c->request->n_prompts, sizeof *s->prompts)) != NULL;
+    for (uint32_t i = 0; good && s->prompts && i < c->request->n_prompts; i++)
+        good = api_echo_reserve(&s->prompts[i], c->request, i);
+    for (uint32_t i = 0; good && is_chat(s) && i < api_choices(c->request); i++) {
         s->choices[i].stream = s;
         s->choices[i].parser = api_answer_parser(c->request, c->id, i, add_part, &s->choices[i]);
         good = s->choices[i].parser != NULL;

@@ -438,7 +438,7 @@ static bool reads_auto(const struct reading *r, bool *automatic) {
 /* Whether a prompt of n tokens leaves room for the answer. */
 static bool fits(const struct reading *r, const struct api_request *request) {
     const uint64_t answer =
-        request->default_length || !request->engine.max_tokens ? 1 : request->engine.max_tokens;
+        request->engine.shorten || !request->engine.max_tokens ? 1 : request->engine.max_tokens;
     return !r->setup->ctx || request->engine.n_tokens + answer <= r->setup->ctx;
 }
 

@@ -174,18 +174,17 @@ bool text_endpoint_detokenize(const struct api_setup *setup, struct api_body *bo
     static const char NAME[] = "tokens";
     kvasir_error why;
     int32_t *ids;
-    const char *path;
     char *text;
     size_t n, len;
     if (!api_has_ids(body, NAME))
         return api_wrong_type(err, NAME, api_get(body->members, NAME), "an array of token ids");
-    if (!api_take_ids(body, NAME, &ids, &n, &path, err))
+    if (!api_take_ids(body, NAME, &ids, &n, err))
         return false;
     kvasir_status status =
         kvasir_detokenize_by(setup->tokenizer, ids, n, 0, setup->limits, &text, &len, &why);
     mem_free(ids);
     if (status)
-        return api_library_failed(err, path, &why);
+        return api_library_failed(err, NAME, &why);
     const bool good = text_puts(out, "{\"prompt\":") && put_string(out, text, len) &&
                       text_puts(out, ",\"content\":") && put_string(out, text, len) &&
                       text_puts(out, "}");

@@ -339,7 +339,7 @@ struct line {
 
 /* Hands a listed job to the engine. */
 static void submit(struct batch *b, struct job *j) {
-    kvasir_error err;
+    struct api_error err;
     kvasir_status status = KVASIR_OK;
     bool stopped = false;
     while (!j->error.status && !stopped) {
@@ -355,7 +355,7 @@ static void submit(struct batch *b, struct job *j) {
     if (stopped)
         j->answer.cancelled = j->complete = true;
     else if (status)
-        api_error_of(&j->error, &err);
+        j->error = err;
     j->complete |= j->error.status != 0;
     j->submitted = true;
     pthread_cond_broadcast(&b->changed);
@@ -560,6 +560,7 @@ static int open_model(struct batch *b) {
                                   .model = b->a->model,
                                   .vocab = info.vocab,
                                   .max_choices = b->options.max_running,
+                                  .max_prompts = API_PROMPTS_MAX,
                                   .max_tokens = b->a->max_tokens,
                                   .sampling = kvasir_sampling_defaults(),
                                   .grammars = b->grammars,

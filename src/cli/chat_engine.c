@@ -92,16 +92,13 @@ static kvasir_status submit(struct engine_source *s, const int32_t *ids, size_t 
     request.shown_tokens = s->shown_tokens;
     request.n_shown_tokens = s->n_shown_tokens;
     request.max_tokens = s->o->max_tokens;
+    request.shorten = true;
     request.sampling = s->sampling.options;
     request.sampling.seed += s->turns++;
     request.on_event = on_event;
     request.user = s;
     s->came.len = 0;
     s->complete = s->no_memory = false;
-    kvasir_status status = kvasir_engine_submit(s->engine, &request, id, err);
-    if ((status != KVASIR_ERR_CONTEXT && status != KVASIR_ERR_BUDGET) || !request.max_tokens)
-        return status;
-    request.max_tokens = 0; /* no room for that many: as many as fit */
     return kvasir_engine_submit(s->engine, &request, id, err);
 }
 

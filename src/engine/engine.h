@@ -16,6 +16,7 @@
  *                  explaining stored prefixes; figures
  *   grammar_api.c  guide.c  answer_grammar.c
  *                  kvasir_grammar; answers that must be texts of one: sets of tokens, forced tokens
+ *   prompt_rows.c  log-probabilities of prompts, embeddings
  *   prompt_cache.c  prompt_loads.c  prompt_cache_save.c  prompt_cache_checksum.c
  *                  mlx-lm's prompt-cache files to sequences and back
  *   centre.c  centre_file.c
@@ -124,6 +125,7 @@ struct step_buffers {
     struct batch_seq *seqs;     /* the same */
     struct kv_view *views;      /* [layer group][sequence] */
     struct state_view *states;  /* [prefill_chunk] */
+    bool *hidden;               /* the same: of logit_rows, those whose states are wanted instead */
     uint32_t wanted;            /* rows of logit_rows */
     uint32_t slice, slice_end;  /* of those, the rows whose logits are in host memory */
     float *logits;              /* [options.logit_rows][vocab], host memory */
@@ -165,7 +167,8 @@ struct step_part {
     struct kv_seq *seq;
     const int32_t *tokens; /* [rows] */
     uint32_t rows;
-    uint32_t wanted; /* logits of its last so many rows */
+    uint32_t wanted; /* logits of its last so many rows, or */
+    bool hidden;     /* their states after the last norm */
 };
 /* Runs the model over all parts' rows, at most prefill_chunk, and commits them. An error is the
  * device's: no row is committed then, and every later step fails, too. */
@@ -175,6 +178,10 @@ kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, 
  * rows are requested in rising order, each slice is computed once. Valid until a row of another
  * slice is requested. */
 kvasir_status step_logits(struct kvasir_context *c, uint32_t row, const float **logits,
+                          kvasir_error *err) MUST_CHECK;
+
+/* The same of a row of a part that is `hidden`: its state, to out [dim]. */
+kvasir_status step_hidden(struct kvasir_context *c, uint32_t row, float *out,
                           kvasir_error *err) MUST_CHECK;
 
 /* The position at which a token's attention costs as much as its matmuls with weights (for

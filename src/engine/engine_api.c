@@ -103,32 +103,61 @@ static uint32_t longest_fit(const struct kvasir_engine *e) {
 
 /* ---- from any thread ------------------------------------------------------------------------- */
 
-kvasir_status kvasir_engine_submit(kvasir_engine *e, const kvasir_request *r, uint64_t *id,
-                                   kvasir_error *err) {
-    struct request *q = NULL;
+/* Adds n requests, of which the first is given: all or none. */
+static kvasir_status enlist(kvasir_engine *e, struct request *first, size_t n, uint64_t *id,
+                            kvasir_error *err) {
     kvasir_status status = KVASIR_OK;
-    TRY(request_make(e, r, &q, err));
     pthread_mutex_lock(&e->mutex);
     if (e->waiting >= e->max_waiting) {
-        status = fail(err, KVASIR_ERR_BUSY,
-                      "%u requests are waiting, the most allowed: try again later", e->max_waiting);
+        status =
+            fail(err, KVASIR_ERR_BUSY, "%u requests are waiting, at most %u may: try again later",
+                 e->waiting, e->max_waiting);
     } else {
-        q->id = ++e->requests;
+        e->requests += n;
+        e->waiting += (uint32_t)n;
+        *e->inbox_end = first;
+        for (struct request *q = first; q; q = q->inbox_next) {
+            q->id = e->requests;
+            e->inbox_end = &q->inbox_next;
+            q->next = e->open;
+            if (q->next)
+                q->next->prev = q;
+            e->open = q;
+        }
         if (id)
-            *id = q->id;
-        e->waiting++;
-        *e->inbox_end = q;
-        e->inbox_end = &q->inbox_next;
-        q->next = e->open;
-        if (q->next)
-            q->next->prev = q;
-        e->open = q;
+            *id = e->requests;
         pthread_cond_signal(&e->wake);
     }
     pthread_mutex_unlock(&e->mutex);
-    if (status != KVASIR_OK)
-        request_close(q);
     return status;
+}
+
+kvasir_status kvasir_engine_submit_all(kvasir_engine *e, const kvasir_request *const *requests,
+                                       size_t n, uint64_t *id, size_t *refused, kvasir_error *err) {
+    struct request *first = NULL, **end = &first;
+    kvasir_status status = KVASIR_OK;
+    size_t made = 0;
+    if (n < 1)
+        status = fail(err, KVASIR_ERR_ARGUMENT, "there is no request");
+    for (; status == KVASIR_OK && made < n; made += status == KVASIR_OK) {
+        status = request_make(e, requests[made], end, err);
+        if (status == KVASIR_OK)
+            end = &(*end)->inbox_next;
+    }
+    if (refused)
+        *refused = made;
+    if (status == KVASIR_OK)
+        status = enlist(e, first, n, id, err);
+    for (struct request *q = first, *next; status != KVASIR_OK && q; q = next) {
+        next = q->inbox_next;
+        request_close(q);
+    }
+    return status;
+}
+
+kvasir_status kvasir_engine_submit(kvasir_engine *e, const kvasir_request *r, uint64_t *id,
+                                   kvasir_error *err) {
+    return kvasir_engine_submit_all(e, &r, 1, id, NULL, err);
 }
 
 void kvasir_engine_cancel(kvasir_engine *e, uint64_t id) {
@@ -272,6 +301,7 @@ static kvasir_status charge_fixed(struct kvasir_engine *e, kvasir_error *err) {
     const uint64_t loads = loads_bytes(e, kv_pool_stats(pool).budget_bytes);
     const uint64_t bytes = model_run_bytes(e->model->model, o->prefill_chunk, o->logit_rows) +
                            step_bytes(e->ctx) + sampler_scratch_bytes(vocab) + loads +
+                           model_config(e->model->model)->dim * sizeof *e->state +
                            answer_vocab_bytes(e); /* made on first use, charged up front */
     if (pool_charge(pool, bytes, NULL) != KVASIR_OK)
         return fail_field(err, KVASIR_ERR_BUDGET, "engine.cache_memory_bytes",
@@ -334,6 +364,9 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     e->max_waiting = o->max_waiting;
     e->rotates = e->ctx->options.cache.max_size != 0;
     TRY(sampler_scratch_create(config->vocab, &e->scratch, err));
+    e->state = mem_calloc(config->dim, sizeof *e->state);
+    if (!e->state)
+        return fail(err, KVASIR_ERR_MEMORY, "engine: out of memory");
     TRY(charge_fixed(e, err));
     if (!o->no_prefix_cache) {
         TRY(tree_create(e->ctx->cache, model_rebuild_tokens(config), &e->tree, err));
@@ -440,6 +473,7 @@ void kvasir_engine_destroy(kvasir_engine *e) {
     if (e->ctx)
         pool_discharge(kv_cache_pool(e->ctx->cache), e->fixed_bytes);
     sampler_scratch_destroy(e->scratch);
+    mem_free(e->state);
     kvasir_context_destroy(e->ctx);
     pthread_cond_destroy(&e->wake);
     pthread_mutex_destroy(&e->mutex);

@@ -33,6 +33,10 @@ struct choice {
     struct choice *next_mask; /* in its list */
     kvasir_status failed;
     kvasir_error why; /* of failed */
+    /* ---- of the prompt's rows (prompt_rows.c) ---- */
+    double *pooled;   /* [dim] sum of states; NULL: no embedding is asked for */
+    float *embedding; /* [dim] the result, once there is one */
+    bool embedded;
     /* ---- of a prompt-cache file (prompt_loads.c) ---- */
     struct prompt_load *load;  /* while it is read */
     kvasir_status load_status; /* guarded by the loader's mutex */
@@ -114,7 +118,8 @@ struct kvasir_engine {
     double flush_seconds; /* at the end, for what the tiers lack */
     struct sched *sched;
     struct sampler_scratch *scratch;
-    const float *logits;               /* [vocab] of the row that host_next handles */
+    const float *logits;               /* [vocab] of the row that host_next handles, or */
+    float *state;                      /* [dim] its state */
     uint64_t fixed_bytes, tiers_bytes; /* of the budget: buffers of steps; of tiers */
     uint32_t max_running, max_waiting;
     uint32_t fit_tokens; /* the longest sequence that fits the budget alone */
@@ -204,6 +209,18 @@ static inline bool answer_jumps(const struct choice *c) {
 bool answer_pick(struct choice *c, const float *logits, int32_t *token);
 /* The token has been appended. False: the answer is complete, or c->stuck. */
 bool answer_add(struct choice *c, int32_t token);
+
+/* ---- prompt_rows.c: what the rows of a prompt are wanted for ---- */
+kvasir_status rows_check(const kvasir_request *r, kvasir_error *err) MUST_CHECK;
+kvasir_status rows_init(struct choice *c, kvasir_error *err) MUST_CHECK;
+void rows_deinit(struct choice *c);
+/* On the engine's thread. Makes a row's logits, or its state, available. */
+kvasir_status rows_read(struct choice *c, uint32_t row, kvasir_error *err) MUST_CHECK;
+/* Row `position` of the prompt is available. The token after it gets its log-probability: true,
+ * which is in *event with the token. */
+bool rows_take(struct choice *c, uint32_t position, kvasir_event *event);
+/* The last row is available, and there will be no answer. */
+void rows_finish(struct choice *c);
 
 /* Copies a request and makes all that its choices need, on the thread that submits. A request that
  * could never run is refused. */

@@ -142,9 +142,17 @@ static kvasir_status host_run(void *user, const struct step_part *parts, uint32_
     return step_run(e->ctx, parts, n, err);
 }
 
-static kvasir_status host_logits(void *user, uint32_t row, kvasir_error *err) {
-    struct kvasir_engine *e = user;
-    return step_logits(e->ctx, row, &e->logits, err);
+static kvasir_status host_logits(void *user, struct task *t, uint32_t row, kvasir_error *err) {
+    (void)user;
+    return rows_read(choice_of(t), row, err);
+}
+
+static void host_give(void *user, struct task *t, uint32_t position) {
+    struct choice *c = choice_of(t);
+    kvasir_event event = event_of(c, KVASIR_EVENT_PROMPT_TOKEN);
+    (void)user;
+    if (rows_take(c, position, &event))
+        send(c, &event);
 }
 
 static void host_progress(void *user, struct task *t) {
@@ -206,6 +214,10 @@ static bool host_next(void *user, struct task *t, uint32_t row) {
     struct choice *c = choice_of(t);
     bool open;
     (void)row;
+    if (c->request->r.no_answer) {
+        rows_finish(c);
+        return false;
+    }
     do {
         int32_t token;
         if (!answer_pick(c, e->logits, &token))
@@ -239,6 +251,8 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     event.stop = c->finish == KVASIR_FINISH_STOP ? kvasir_stop_found(c->stop) : NULL;
     event.error = end == END_FAILED ? error : NULL;
     event.cache_bytes = t->held_bytes;
+    event.embedding = c->embedded ? c->embedding : NULL;
+    event.n_embedding = c->embedded ? model_config(e->model->model)->dim : 0;
     ASSERT(q->open > 0 && !c->ended);
     event.last = --q->open == 0;
     c->ended = true;
@@ -267,6 +281,7 @@ struct sched_host request_host(struct kvasir_engine *e) {
                                .admitted = host_admitted,
                                .run = host_run,
                                .logits = host_logits,
+                               .give = host_give,
                                .progress = host_progress,
                                .next = host_next,
                                .ended = host_ended};
@@ -279,6 +294,7 @@ static void choice_deinit(struct choice *c) {
     kvasir_detok_destroy(c->detok);
     kvasir_stop_destroy(c->stop);
     answer_deinit(c);
+    rows_deinit(c);
     mem_free(c->text);
     mem_free(c->task.tokens);
 }
@@ -298,24 +314,29 @@ static kvasir_status settle_length(const struct kvasir_engine *e, const kvasir_r
                                    uint32_t base, uint32_t *cap, kvasir_error *err) {
     const uint64_t prompt = base + (uint64_t)r->n_tokens;
     const uint32_t ctx = e->rotates ? UINT32_MAX / 4 : e->ctx->options.ctx;
-    if (prompt >= ctx || prompt + r->max_tokens > ctx)
+    const bool fits = prompt + r->max_tokens <= ctx && prompt + r->max_tokens <= e->fit_tokens;
+    const uint32_t answer = r->no_answer || (r->shorten && !fits) ? 0 : r->max_tokens;
+    if (r->no_answer && prompt > ctx)
+        return fail(err, KVASIR_ERR_CONTEXT,
+                    "a prompt of %" PRIu64 " tokens does not fit the context of %u tokens", prompt,
+                    ctx);
+    if (prompt + !r->no_answer > ctx || prompt + answer > ctx)
         return fail(err, KVASIR_ERR_CONTEXT,
                     "a prompt of %" PRIu64 " tokens and an answer of %u do not fit the context of "
                     "%u tokens",
-                    prompt, r->max_tokens ? r->max_tokens : 1, ctx);
-    const uint64_t wanted = prompt + (r->max_tokens ? r->max_tokens : 1);
+                    prompt, answer ? answer : 1, ctx);
+    const uint64_t wanted = prompt + (answer ? answer : !r->no_answer);
     if (wanted > e->fit_tokens) {
         return fail(err, KVASIR_ERR_BUDGET,
                     "a prompt of %" PRIu64 " tokens and an answer of %u need %" PRIu64
                     " bytes of cache: the budget is %" PRIu64 " bytes, of which buffers take "
                     "%" PRIu64 ", which leaves room for %u tokens",
-                    prompt, r->max_tokens ? r->max_tokens : 1,
-                    sched_need(e->sched, (uint32_t)wanted), e->info.cache_bytes, e->fixed_bytes,
-                    e->fit_tokens);
+                    prompt, answer ? answer : 1, sched_need(e->sched, (uint32_t)wanted),
+                    e->info.cache_bytes, e->fixed_bytes, e->fit_tokens);
     }
     uint64_t most = e->rotates ? prompt + e->ctx->options.ctx : ctx;
     most = most < e->fit_tokens ? most : e->fit_tokens;
-    *cap = (uint32_t)(r->max_tokens ? wanted : most);
+    *cap = (uint32_t)(answer || r->no_answer ? wanted : most);
     return KVASIR_OK;
 }
 
@@ -341,6 +362,7 @@ static kvasir_status check_request(const struct kvasir_engine *e, const kvasir_r
     if (r->no_store && (r->ttl_seconds || r->pin))
         return fail_field(err, KVASIR_ERR_ARGUMENT, "request.no_store",
                           "cannot be combined with ttl_seconds or pin");
+    TRY(rows_check(r, err));
     return seq_check_tokens(e->ctx, r->tokens, r->n_tokens, err);
 }
 
@@ -353,22 +375,26 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
     sampling.seed += index;
     c->request = q;
     c->index = index;
-    c->task = (struct task){.owner = c,
-                            .salt = q->salt,
-                            .salt_len = strlen(q->salt),
-                            .n_prompt = prompt,
-                            .cap = cap,
-                            .tenant = r->tenant,
-                            .weight = r->weight,
-                            .no_store = r->no_store,
-                            .pin = r->pin,
-                            .ttl_seconds = (uint32_t)r->ttl_seconds,
-                            .detached = r->prompt_cache != NULL,
-                            .from_host = base};
+    c->task = (struct task){
+        .owner = c,
+        .salt = q->salt,
+        .salt_len = strlen(q->salt),
+        .n_prompt = prompt,
+        .cap = cap,
+        .tenant = r->tenant,
+        .weight = r->weight,
+        .every_row = index == 0 && (r->prompt_logprobs >= 0 || r->embed == KVASIR_POOLING_MEAN),
+        .hidden = r->embed != KVASIR_POOLING_NONE,
+        .no_store = r->no_store,
+        .pin = r->pin,
+        .ttl_seconds = (uint32_t)r->ttl_seconds,
+        .detached = r->prompt_cache != NULL,
+        .from_host = base};
     TRY(sampler_create_shared(&sampling, model_config(e->model->model)->vocab, cap, e->scratch,
                               &c->sampler, err));
     if (r->grammar)
         TRY(answer_init(c, r->grammar, err));
+    TRY(rows_init(c, err));
     for (uint32_t i = 0; i < base; i++) /* accept ignores -1, a token that the file does not name */
         kvasir_sampler_accept(c->sampler, prompt_cache_ids(r->prompt_cache)[i]);
     for (size_t i = 0; i < r->n_tokens; i++)
@@ -403,7 +429,8 @@ static kvasir_request request_defaults(void) {
     return (kvasir_request){.struct_size = sizeof(kvasir_request),
                             .n = 1,
                             .sampling = kvasir_sampling_defaults(),
-                            .top_logprobs = -1};
+                            .top_logprobs = -1,
+                            .prompt_logprobs = -1};
 }
 
 void kvasir_request_init(kvasir_request *request, size_t struct_size, size_t sampling_size) {
@@ -440,6 +467,7 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
     kvasir_status status = KVASIR_OK;
     q->engine = e;
     q->r = *r;
+    q->r.no_answer |= r->embed != KVASIR_POOLING_NONE;
     q->open = r->n;
     q->prompt_tokens = base + (uint32_t)r->n_tokens;
     q->salt = mem_strdup(r->salt ? r->salt : "");

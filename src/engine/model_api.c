@@ -135,6 +135,19 @@ void kvasir_model_get_info(const kvasir_model *m, kvasir_model_info *info) {
     fingerprint_text(m->id, info->fingerprint);
 }
 
+kvasir_pooling kvasir_model_pooling(const kvasir_model *m) {
+    switch (checkpoint_pooling(model_checkpoint(m->model))) {
+    case POOLING_UNSAID:
+    case POOLING_LAST:
+        return KVASIR_POOLING_LAST;
+    case POOLING_MEAN:
+        return KVASIR_POOLING_MEAN;
+    case POOLING_OTHER:
+        break;
+    }
+    return KVASIR_POOLING_NONE;
+}
+
 /* ---- converting ------------------------------------------------------------------------------ */
 
 static const struct sized_struct SIZED_CONVERT = {

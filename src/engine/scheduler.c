@@ -253,7 +253,7 @@ static uint32_t shareable_prefix(const struct task *t, const struct task *r) {
 }
 
 static bool waits_on_prefix(struct sched *s, struct task *t) {
-    if (!s->tree || t->detached)
+    if (!s->tree || t->detached || findable(t) < t->n_tokens)
         return false;
     for (uint32_t i = 0; i < s->n_running && t->waits_for; i++)
         if (s->running[i]->order == t->waits_for - 1 &&
@@ -290,7 +290,7 @@ static kvasir_status begin(struct sched *s, struct task *t, struct tree_hit *hit
     TRY(seq_create(s->cache, &t->seq, err));
     if (!s->tree || t->detached)
         return KVASIR_OK;
-    return tree_resume(s->tree, t->salt, t->salt_len, t->tokens, t->n_tokens, t->seq, &t->at, hit,
+    return tree_resume(s->tree, t->salt, t->salt_len, t->tokens, findable(t), t->seq, &t->at, hit,
                        err);
 }
 
@@ -339,7 +339,7 @@ static void note_admission(struct sched *s, struct task *t, const struct tree_hi
         s->stats.cached_tokens += length;
         s->stats.hits[hit->kind] += !t->detached;
         t->miss = (struct tree_miss){KVASIR_MISS_NOT_LOOKED_UP, -1};
-        if (s->tree && !t->detached)
+        if (s->tree && !t->detached && findable(t) == t->n_tokens)
             (void)tree_explain(s->tree, t->salt, t->salt_len, t->tokens, t->n_tokens, &t->miss);
         s->stats.misses[t->miss.why]++;
         if (s->tree)
@@ -381,7 +381,7 @@ static uint64_t largest_need(const struct sched *s) {
 
 /* Whether the task waits for a load. Asks the tiers once, when its turn comes. */
 static bool waits_on_load(struct sched *s, struct task *t) {
-    if (!s->tiers || t->detached)
+    if (!s->tiers || t->detached || findable(t) < t->n_tokens)
         return false;
     if (!t->looked) {
         const uint64_t kept = largest_need(s) + tiers_load_bytes(s->tiers, NULL);
@@ -575,9 +575,9 @@ static void take_token(struct sched *s, struct task *t, uint32_t row) {
         finish(s, t, END_COMPLETE, NULL);
 }
 
-/* After the task's rows have been run: stores what is due and takes tokens. Returns whether its
- * logits were wanted. */
-static bool finish_step(struct sched *s, struct task *t, uint32_t rows, uint32_t row) {
+/* After the task's rows have been run: stores what is due and takes tokens. row: the task's last
+ * wanted one. */
+static void finish_step(struct sched *s, struct task *t, uint32_t rows, uint32_t row) {
     const uint32_t length = seq_length(t->seq);
     t->rows = 0;
     share_run(t, length);
@@ -588,7 +588,7 @@ static bool finish_step(struct sched *s, struct task *t, uint32_t rows, uint32_t
     if (length < t->n_tokens) {
         if (s->host.progress)
             s->host.progress(s->host.user, t);
-        return false;
+        return;
     }
     const uint32_t followers = length == t->n_prompt ? t->n_followers : 0;
     if (followers)
@@ -597,7 +597,28 @@ static bool finish_step(struct sched *s, struct task *t, uint32_t rows, uint32_t
         if (t->followers[i]->state == TASK_RUNNING && t->followers[i]->n_tokens == length)
             take_token(s, t->followers[i], row);
     take_token(s, t, row);
-    return true;
+}
+
+/* How many of the last rows of a step that ends before `end` the host wants. */
+static uint32_t rows_wanted(const struct task *t, uint32_t end) {
+    const uint32_t at = end - t->rows, from = t->given > at ? t->given : at;
+    if (t->every_row && t->given < t->n_prompt)
+        return end > from ? end - from : 0;
+    return end == t->n_tokens;
+}
+
+/* Has the host take a part's wanted rows; *row: the first one, then the one after them. */
+static kvasir_status take_rows(struct sched *s, uint32_t part, uint32_t *row, kvasir_error *err) {
+    struct task *t = s->part_tasks[part];
+    for (uint32_t left = s->parts[part].wanted; left > 0; left--, ++*row) {
+        if (s->host.logits)
+            TRY(s->host.logits(s->host.user, t, *row, err));
+        if (!t->every_row || t->given >= t->n_prompt)
+            continue;
+        ASSERT(t->given == seq_length(t->seq) - left);
+        s->host.give(s->host.user, t, t->given++);
+    }
+    return KVASIR_OK;
 }
 
 /* Takes what the host has, into the pages that are prepared. Returns whether all rows of a task are
@@ -647,7 +668,8 @@ static uint32_t gather(struct sched *s, uint32_t *rows) {
         s->parts[n++] = (struct step_part){.seq = t->seq,
                                            .tokens = t->tokens + at,
                                            .rows = t->rows,
-                                           .wanted = at + t->rows == t->n_tokens};
+                                           .wanted = rows_wanted(t, at + t->rows),
+                                           .hidden = t->hidden};
         *rows += t->rows;
     }
     ASSERT(*rows <= s->options.step_rows);
@@ -674,13 +696,12 @@ kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
         return status;
     }
     for (uint32_t i = 0; i < n; i++) {
-        if (s->parts[i].wanted && s->host.logits)
-            status = s->host.logits(s->host.user, row, err);
+        status = take_rows(s, i, &row, err);
         if (status != KVASIR_OK) {
             fail_all(s, err);
             return status;
         }
-        row += finish_step(s, s->part_tasks[i], s->parts[i].rows, row);
+        finish_step(s, s->part_tasks[i], s->parts[i].rows, row - 1);
     }
     s->stats.steps++;
     return KVASIR_OK;
@@ -689,7 +710,7 @@ kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
 /* ---- requests -------------------------------------------------------------------------------- */
 
 void sched_submit(struct sched *s, struct task *t) {
-    ASSERT(t->n_prompt > 0 && t->n_prompt < t->cap && t->n_followers < s->options.max_running);
+    ASSERT(t->n_prompt > 0 && t->n_prompt <= t->cap && t->n_followers < s->options.max_running);
     t->n_tokens = t->n_prompt;
     t->order = s->next_order++;
     t->at = (struct tree_cursor){TREE_NOWHERE};

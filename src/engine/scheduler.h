@@ -36,6 +36,8 @@
  *            all that it may need, alone; if the oldest lacks room, finished loads give up theirs.
  *   SCHED-9  Rows that the host has (from_host) get pages as all rows do, and no part in a step:
  *            who computes never waits for them.
+ *   SCHED-10 A task with every_row has each row of its prompt given to the host once, in order. So
+ *            stored prefixes serve it only as far as rows were given before a preemption.
  */
 #ifndef KVASIR_ENGINE_SCHEDULER_H
 #define KVASIR_ENGINE_SCHEDULER_H
@@ -54,6 +56,8 @@ struct task {
     uint32_t n_prompt, cap;  /* cap: prompt and the longest answer */
     bool detached;           /* the tree neither finds nor stores it */
     uint32_t from_host;      /* of a detached task: its first tokens' rows come from the host */
+    bool every_row;          /* the host wants all rows of the prompt, not the last alone */
+    bool hidden;             /* of rows it wants states, not logits */
     bool no_store;           /* it may find stored prefixes; nothing of it is stored */
     bool pin;                /* what it stores is evicted after all else (tree_favour) */
     uint32_t ttl_seconds;    /* of what it stores, from when that is stored; 0: no limit */
@@ -74,6 +78,7 @@ struct task {
     struct share *share;
     uint64_t prepaid;   /* tokens that the share has paid for and that have not been run */
     uint32_t run_to;    /* rows before it have been paid for, or came from the tree */
+    uint32_t given;     /* with every_row: rows before it were given to the host */
     uint32_t seen;      /* rows before it were run before a preemption */
     uint32_t hit_point; /* a length at which a waiting task wants the state */
     uint64_t charged;
@@ -103,9 +108,11 @@ struct sched_host {
     kvasir_status (*admitted)(void *user, struct task *t, kvasir_error *err);
     /* Runs the model over the parts' rows and commits them. */
     kvasir_status (*run)(void *user, const struct step_part *parts, uint32_t n, kvasir_error *err);
-    /* Called before next for each wanted row of the step, in rising order: makes its logits
-     * available. */
-    kvasir_status (*logits)(void *user, uint32_t row, kvasir_error *err);
+    /* Called before next for each wanted row of the step, in rising order: makes its logits, or
+     * its state, available. */
+    kvasir_status (*logits)(void *user, struct task *t, uint32_t row, kvasir_error *err);
+    /* Then, with every_row, that row of the prompt is given; NULL: no task has it. */
+    void (*give)(void *user, struct task *t, uint32_t position);
     void (*progress)(void *user, struct task *t); /* rows of its prompt have been run */
     /* All of the task's tokens have been run; its logits are those of the step's wanted row `row`.
      * Picks a token and appends it to tokens, n_tokens, and more if they must follow: those are run

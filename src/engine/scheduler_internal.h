@@ -28,6 +28,11 @@ struct sched {
 static inline bool is_stored(const struct sched *s, const struct task *t) {
     return s->tree && !t->detached && !t->no_store;
 }
+/* How many of the task's tokens may be looked up among those stored (SCHED-10); the last of them is
+ * always run. */
+static inline uint32_t findable(const struct task *t) {
+    return t->every_row && t->given < t->n_prompt ? t->given + 1 : t->n_tokens;
+}
 /* Whether the host still has rows of the task's sequence that no step computes. */
 static inline bool is_loading(const struct task *t) {
     return seq_length(t->seq) < t->from_host;

@@ -14,14 +14,15 @@ kvasir_status step_init(struct kvasir_context *c, kvasir_error *err) {
     s->tokens = mem_calloc(rows, sizeof *s->tokens);
     s->pos = mem_calloc(rows, sizeof *s->pos);
     s->logit_rows = mem_calloc(rows, sizeof *s->logit_rows);
+    s->hidden = mem_calloc(rows, sizeof *s->hidden);
     s->order = mem_calloc(rows, sizeof *s->order);
     s->first_row = mem_calloc(rows, sizeof *s->first_row);
     s->seqs = mem_calloc(rows, sizeof *s->seqs);
     s->views = mem_calloc(rows * c->n_groups, sizeof *s->views);
     s->states = mem_calloc(rows, sizeof *s->states);
     s->logits = mem_alloc_aligned(c->options.logit_rows * vocab * sizeof *s->logits);
-    if (!s->tokens || !s->pos || !s->logit_rows || !s->order || !s->first_row || !s->seqs ||
-        !s->views || !s->states || !s->logits)
+    if (!s->tokens || !s->pos || !s->logit_rows || !s->hidden || !s->order || !s->first_row ||
+        !s->seqs || !s->views || !s->states || !s->logits)
         return fail(err, KVASIR_ERR_MEMORY, "context: out of memory");
     return KVASIR_OK;
 }
@@ -31,6 +32,7 @@ void step_deinit(struct kvasir_context *c) {
     mem_free(s->tokens);
     mem_free(s->pos);
     mem_free(s->logit_rows);
+    mem_free(s->hidden);
     mem_free(s->order);
     mem_free(s->first_row);
     mem_free(s->seqs);
@@ -42,9 +44,9 @@ void step_deinit(struct kvasir_context *c) {
 uint64_t step_bytes(const struct kvasir_context *c) {
     const struct step_buffers *s = &c->step;
     const size_t rows = c->options.prefill_chunk, vocab = model_config(c->model->model)->vocab;
-    return rows * (sizeof *s->tokens + sizeof *s->pos + sizeof *s->logit_rows + sizeof *s->order +
-                   sizeof *s->first_row + sizeof *s->seqs + c->n_groups * sizeof *s->views +
-                   sizeof *s->states) +
+    return rows * (sizeof *s->tokens + sizeof *s->pos + sizeof *s->logit_rows + sizeof *s->hidden +
+                   sizeof *s->order + sizeof *s->first_row + sizeof *s->seqs +
+                   c->n_groups * sizeof *s->views + sizeof *s->states) +
            c->options.logit_rows * vocab * sizeof *s->logits;
 }
 
@@ -96,11 +98,13 @@ static void deal_seqs(const struct kvasir_context *c, const struct step_part *pa
         }
 }
 
-/* Logits of the wanted rows from `first` on, as many as the head multiplies at a time. */
+/* Logits of the wanted rows from `first` on, as many as the head multiplies at a time, up to one
+ * whose state is wanted. */
 static kvasir_status read_slice(struct kvasir_context *c, uint32_t first, kvasir_error *err) {
     struct step_buffers *s = &c->step;
-    const uint32_t left = s->wanted - first, most = c->options.logit_rows,
-                   n = left < most ? left : most;
+    uint32_t n = 0;
+    while (n < c->options.logit_rows && first + n < s->wanted && !s->hidden[first + n])
+        n++;
     const float *logits = model_head(c->run, s->logit_rows + first, n);
     s->slice = s->slice_end = first;
     TRY(backend_read(c->backend, s->logits, logits,
@@ -126,8 +130,10 @@ kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, 
         ASSERT(parts[i].wanted <= parts[i].rows);
         add_part(s, parts, i, rows);
         rows += parts[i].rows;
-        for (uint32_t r = parts[i].wanted; r > 0; r--)
+        for (uint32_t r = parts[i].wanted; r > 0; r--) {
+            s->hidden[s->wanted] = parts[i].hidden;
             s->logit_rows[s->wanted++] = rows - r;
+        }
     }
     deal_seqs(c, parts, n);
     struct batch batch = {.rows = rows,
@@ -138,7 +144,7 @@ kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, 
                           .views = s->views,
                           .states = c->options.cache.state_bytes ? s->states : NULL};
     model_forward(c->run, &batch);
-    const kvasir_status status = s->wanted ? read_slice(c, 0, err) : flush(c, err);
+    const kvasir_status status = s->wanted && !s->hidden[0] ? read_slice(c, 0, err) : flush(c, err);
     for (uint32_t i = 0; i < n; i++) /* no rows if the device or a file failed */
         seq_commit(parts[i].seq, parts[i].tokens, status == KVASIR_OK ? parts[i].rows : 0);
     return status;
@@ -147,9 +153,18 @@ kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, 
 kvasir_status step_logits(struct kvasir_context *c, uint32_t row, const float **logits,
                           kvasir_error *err) {
     struct step_buffers *s = &c->step;
-    ASSERT(row < s->wanted);
+    ASSERT(row < s->wanted && !s->hidden[row]);
     if (row < s->slice || row >= s->slice_end)
         TRY(read_slice(c, row, err));
     *logits = s->logits + (size_t)(row - s->slice) * model_config(c->model->model)->vocab;
     return KVASIR_OK;
+}
+
+kvasir_status step_hidden(struct kvasir_context *c, uint32_t row, float *out, kvasir_error *err) {
+    const struct step_buffers *s = &c->step;
+    ASSERT(row < s->wanted && s->hidden[row]);
+    const float *state = model_hidden(c->run, s->logit_rows + row, 1);
+    TRY(backend_read(c->backend, out, state, model_config(c->model->model)->dim * sizeof *out,
+                     err));
+    return checkpoint_check(model_checkpoint(c->model->model), err);
 }

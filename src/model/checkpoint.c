@@ -115,6 +115,10 @@ const char *checkpoint_chat_template(const struct checkpoint *c) {
     return c->chat_template;
 }
 
+enum checkpoint_pooling checkpoint_pooling(const struct checkpoint *c) {
+    return c->pooling;
+}
+
 const char *checkpoint_format(const struct checkpoint *c) {
     return c->format;
 }

@@ -5,6 +5,7 @@
  *     tokenizer_config.json    mapped; text/ reads the special tokens         spec.config
  *     generation_config.json   eos_token_id: a number or a list of them       spec.ends
  *     config.json              likewise
+ *     1_Pooling/config.json    how sentence-transformers pools rows           pooling
  *     chat_template.jinja      else chat_template.json's "chat_template", else
  *                              tokenizer_config.json's: a string, or [{name, template}] of which
  *                              "default" counts
@@ -131,6 +132,40 @@ static kvasir_status read_ends(struct checkpoint *c, const char *folder, const c
     return in_file(path, status, err);
 }
 
+/* ---- pooling --------------------------------------------------------------------------------- */
+
+/* One flag of {"pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true, ...} is set. */
+static enum checkpoint_pooling pooling_of(const json_t *document) {
+    static const char MODE[] = "pooling_mode_";
+    enum checkpoint_pooling pooling = POOLING_UNSAID;
+    const char *name;
+    const json_t *value;
+    json_object_foreach((json_t *)document, name, value) {
+        if (strncmp(name, MODE, sizeof MODE - 1) != 0 || !json_is_true(value))
+            continue;
+        const char *mode = name + sizeof MODE - 1;
+        const bool said = pooling != POOLING_UNSAID; /* several are joined */
+        pooling = said                               ? POOLING_OTHER
+                  : strcmp(mode, "lasttoken") == 0   ? POOLING_LAST
+                  : strcmp(mode, "mean_tokens") == 0 ? POOLING_MEAN
+                                                     : POOLING_OTHER;
+    }
+    return pooling;
+}
+
+static kvasir_status read_pooling(struct checkpoint *c, const char *folder, kvasir_error *err) {
+    static const char NAME[] = "1_Pooling/config.json";
+    struct file_map map;
+    json_t *document;
+    char path[PATH_MAX_BYTES];
+    TRY(folder_path(path, folder, NAME, err));
+    TRY(map_file(c, folder, NAME, &map, err));
+    TRY(in_file(path, parse_object(&map, json_parse, &document, err), err));
+    c->pooling = pooling_of(document);
+    json_decref(document);
+    return KVASIR_OK;
+}
+
 /* ---- chat template --------------------------------------------------------------------------- */
 
 /* "chat_template" of a document, if it has one. */
@@ -218,6 +253,7 @@ kvasir_status folder_read_text(struct checkpoint *c, const char *folder, kvasir_
     struct file_map map;
     TRY(map_file(c, folder, "tokenizer.json", &map, err));
     set_tokenizer(c, &map);
+    TRY(read_pooling(c, folder, err));
     return read_neighbours(c, folder, err);
 }
 

@@ -205,3 +205,18 @@ kvasir_status gguf_read_config(const struct gguf *g, struct model_config *c, kva
     TRY(check_layers(&k, c));
     return gguf_refuse_arithmetic(&k, c);
 }
+
+kvasir_status gguf_read_pooling(const struct gguf *g, struct checkpoint *c, kvasir_error *err) {
+    enum { NONE, MEAN, LAST = 3 }; /* llama.cpp's; 2: the first row, 4: a classifier */
+    char key[64];
+    struct text_span arch;
+    uint32_t kind = NONE;
+    TRY(gguf_get_string(g, "general.architecture", true, &arch, err));
+    snprintf(key, sizeof key, "%.*s.pooling_type", (int)(arch.len < 40 ? arch.len : 40), arch.data);
+    TRY(gguf_get_u32(g, key, false, 0, UINT32_MAX, &kind, err));
+    c->pooling = kind == NONE   ? POOLING_UNSAID
+                 : kind == MEAN ? POOLING_MEAN
+                 : kind == LAST ? POOLING_LAST
+                                : POOLING_OTHER;
+    return KVASIR_OK;
+}

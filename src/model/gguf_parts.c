@@ -99,6 +99,7 @@ static kvasir_status read_model(struct checkpoint *c, const struct gguf *g, uint
                                 kvasir_error *err) {
     if (no == 1) {
         TRY(gguf_read_config(g, &c->config, err));
+        TRY(gguf_read_pooling(g, c, err));
         TRY(gguf_read_tokenizer(g, c, err));
     }
     return gguf_read_tensors(g, c, err);

@@ -154,6 +154,9 @@ const struct tokenizer_spec *checkpoint_tokenizer(const struct checkpoint *c);
 const char *checkpoint_chat_template(const struct checkpoint *c);
 /* "GGUF v3", "safetensors", "MLX safetensors"; of text alone "GGUF v3", "tokenizer.json" */
 const char *checkpoint_format(const struct checkpoint *c);
+/* How it says that embeddings are made of rows' states. */
+enum checkpoint_pooling { POOLING_UNSAID, POOLING_LAST, POOLING_MEAN, POOLING_OTHER };
+enum checkpoint_pooling checkpoint_pooling(const struct checkpoint *c);
 
 /* ---- model ----------------------------------------------------------------------------------- */
 
@@ -223,6 +226,8 @@ void model_forward(struct model_run *r, const struct batch *batch);
 /* Enqueues the logits [n][vocab] of some rows of the last step, rising, at most max_logit_rows at a
  * time; into device memory owned by the run, valid until the next head or step. */
 const float *model_head(struct model_run *r, const uint32_t *rows, uint32_t n);
+/* The same before the head: the rows' states after the last norm [n][dim]; n at most max_rows. */
+const float *model_hidden(struct model_run *r, const uint32_t *rows, uint32_t n);
 
 /* ---- converting (convert_tensors.c) ---------------------------------------------------------- */
 

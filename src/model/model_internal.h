@@ -54,6 +54,7 @@ struct checkpoint {
     size_t n_weight_maps; /* the first of them, which have tensors; the rest was read for good */
     struct checkpoint_tensor *tensors; /* [n_tensors], rising by name once sealed; names owned */
     size_t n_tensors, cap_tensors;
+    enum checkpoint_pooling pooling;
     bool has_tokenizer;
     struct tokenizer_spec tokenizer; /* its pointers are owned, the text of its spans is mapped */
     char *chat_template;
@@ -261,6 +262,9 @@ kvasir_status gguf_get_strings(const struct gguf *g, const char *key, struct tex
 
 /* ---- GGUF as a model (gguf_config.c, gguf_text.c, gguf_names.c) ------------------------------ */
 
+/* "ARCH.pooling_type", once the configuration is read. */
+kvasir_status gguf_read_pooling(const struct gguf *g, struct checkpoint *c,
+                                kvasir_error *err) MUST_CHECK;
 kvasir_status gguf_read_config(const struct gguf *g, struct model_config *out,
                                kvasir_error *err) MUST_CHECK;
 kvasir_status gguf_read_tokenizer(const struct gguf *g, struct checkpoint *c,

@@ -31,12 +31,18 @@ void model_forward(struct model_run *r, const struct batch *batch) {
     m->family->forward(r, batch);
 }
 
+const float *model_hidden(struct model_run *r, const uint32_t *rows, uint32_t n) {
+    const uint32_t dim = r->model->config.dim;
+    op_gather_rows(r->backend, r->x, rows, n, dim, r->h);
+    block_norm(r, r->h, r->model->final_norm, n, dim, r->h);
+    return r->h;
+}
+
 const float *model_head(struct model_run *r, const uint32_t *rows, uint32_t n) {
     const struct model *m = r->model;
     const struct model_config *c = &m->config;
     ASSERT(n > 0 && n <= r->max_logit_rows);
-    op_gather_rows(r->backend, r->x, rows, n, c->dim, r->h);
-    block_norm(r, r->h, m->final_norm, n, c->dim, r->h);
+    (void)model_hidden(r, rows, n);
     block_matmul(r, r->h, n, m->head, 0, r->logits);
     block_scale(r, r->logits, c->logit_scale, (size_t)n * c->vocab);
     if (c->logit_softcap > 0)

@@ -310,14 +310,25 @@ static void note_tokens(struct account *a, double now_s, uint32_t n) {
 }
 
 /* Under the mutex. */
+static void note_prompt(struct account *a, double now_s, uint32_t tokens, uint32_t cached) {
+    ASSERT(cached <= tokens);
+    a->figures.prompt_tokens += tokens;
+    a->figures.cached_tokens += cached;
+    note_tokens(a, now_s, tokens - cached);
+}
+
 static void note_start(struct account *a, double now_s, const kvasir_event *e) {
     struct tenant_figures *f = &a->figures;
     no_longer_waits(a);
     f->running++;
-    f->prompt_tokens += e->prompt_tokens;
-    f->cached_tokens += e->cached_tokens;
     f->hits[e->hit]++;
-    note_tokens(a, now_s, e->prompt_tokens - e->cached_tokens);
+    note_prompt(a, now_s, e->prompt_tokens, e->cached_tokens);
+}
+
+void account_more(struct account *a, double now_s, uint32_t prompt_tokens, uint32_t cached_tokens) {
+    pthread_mutex_lock(&a->all->mutex);
+    note_prompt(a, now_s, prompt_tokens, cached_tokens);
+    pthread_mutex_unlock(&a->all->mutex);
 }
 
 void account_event(struct account *a, double now_s, const kvasir_event *e, bool started) {

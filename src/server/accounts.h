@@ -65,6 +65,8 @@ void account_unwait(struct account *a);
 /* Each of its events, on the engine's thread. started: this or an earlier one was
  * KVASIR_EVENT_START. */
 void account_event(struct account *a, double now_s, const kvasir_event *event, bool started);
+/* Another prompt of a request that has begun begins. */
+void account_more(struct account *a, double now_s, uint32_t prompt_tokens, uint32_t cached_tokens);
 /* [*n] of the account, or of all that ever were: those with one name together, by name. mem_free;
  * NULL: out of memory. memory: of the shares. */
 struct tenant_figures *accounts_figures(struct accounts *all, struct account *only,

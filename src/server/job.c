@@ -230,7 +230,10 @@ static void on_event(void *user, const kvasir_event *e) {
     const bool stream = j->request.stream, last = e->last;
     metrics_event(s->metrics, &j->measured, e, metrics_now_us());
     account_event(j->tenant.account, clock_seconds(), e, j->measured.started_us != 0);
-    if (e->kind == KVASIR_EVENT_START)
+    if (e->kind != KVASIR_EVENT_START && e->prompt_tokens > j->prompt_tokens && j->prompt_tokens)
+        account_more(j->tenant.account, clock_seconds(), e->prompt_tokens - j->prompt_tokens,
+                     e->cached_tokens - j->cached_tokens); /* another prompt has begun */
+    if (e->kind == KVASIR_EVENT_START && j->request.n_prompts < 2)
         note_lookup(j, e);
     if (!stream) { /* the answer is this thread's until it is complete */
         struct charge *before = charge_enter(j->charge);
@@ -365,16 +368,13 @@ static bool set_salt(struct job *j, struct api_error *err) {
 
 static bool check_limits(const struct job *j, struct api_error *err) {
     const struct server_options *o = &j->server->options;
-    const size_t n = j->request.engine.n_tokens;
     if (j->request.engine.pin && !j->tenant.sees_all) {
         api_refuse(err, "cache.pin", "only the admin key may pin: memory is shared by all keys");
         err->status = HTTP_FORBIDDEN;
         return false;
     }
-    if (o->max_prompt_tokens && n > o->max_prompt_tokens)
-        return api_refuse(err, j->protocol->prompt_field,
-                          "the prompt has %zu tokens, at most %u are allowed", n,
-                          o->max_prompt_tokens);
+    if (!api_prompts_check(&j->request, o->max_prompt_tokens, j->protocol->prompt_field, err))
+        return false;
     if (!o->strict_model || strcmp(j->request.model, o->model_name) == 0)
         return true;
     api_refuse(err, "model", "\"%.100s\" not found, this server runs \"%.100s\"", j->request.model,
@@ -473,6 +473,7 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
     j->created = s->started_s + (j->sent_us - s->started_us) / 1000000;
     j->setup = s->setup;
     j->setup.sampling.seed = seed;
+    j->setup.max_prompts = API_PROMPTS_MAX;
     if (s->kept) {
         j->responses = (struct responses_store){j, recall, keep};
         j->setup.responses = &j->responses;
@@ -488,7 +489,6 @@ static void refused(const struct job *j, enum metrics_refusal reason) {
 }
 
 static bool submit(struct job *j, const struct http_exchange *exchange, struct api_error *err) {
-    kvasir_error why;
     uint64_t id;
     metrics_submitted(&j->measured, metrics_now_us());
     if (!account_wait(j->tenant.account, err)) {
@@ -496,13 +496,11 @@ static bool submit(struct job *j, const struct http_exchange *exchange, struct a
         return false;
     }
     struct charge *before = charge_enter(j->charge); /* the engine makes copies */
-    const kvasir_status status = api_submit(j->server->engine, &j->request, on_event, j, &id, &why);
+    const kvasir_status status = api_submit(j->server->engine, &j->request, on_event, j, &id, err);
     charge_leave(before);
     if (status) {
         account_unwait(j->tenant.account);
-        api_error_of(err, &why);
-        refused(j,
-                reply_memory_error(exchange, err) ? REFUSED_MEMORY : metrics_refusal_of(why.code));
+        refused(j, reply_memory_error(exchange, err) ? REFUSED_MEMORY : metrics_refusal_of(status));
         return false;
     }
     pthread_mutex_lock(&j->mutex);
@@ -595,17 +593,6 @@ static enum http_step begin_stream(struct job *j, struct http_exchange *exchange
     return http_reply_stream(exchange, &reply, fill);
 }
 
-/* The answer's JSON text, about: beside the text of the choices, that of their tokens. */
-static size_t answer_bytes(const struct job *j) {
-    enum { TOKEN = 64 };
-    size_t n = 0;
-    for (uint32_t i = 0; i < j->request.engine.n; i++) {
-        const struct api_choice *c = &j->answer.choices[i];
-        n += c->len + TOKEN * (c->n_top + (c->tokens ? c->n_tokens : 0));
-    }
-    return n;
-}
-
 /* Answer to text, all of it charged; what it is made of goes back at once. */
 static void write_answer(struct job *j) {
     const struct protocol_context context = context_of(j);
@@ -640,7 +627,7 @@ static void write_on(struct work *work) {
  * for long. */
 static bool written(struct job *j) {
     enum { LONG = 256 << 10 };
-    const size_t bytes = answer_bytes(j);
+    const size_t bytes = api_answer_bytes(&j->answer); /* of JSON, about */
     if (bytes <= LONG) {
         write_answer(j);
         return true;

@@ -142,15 +142,20 @@ void metrics_submitted(struct metrics_request *r, int64_t now_us) {
 /* Prompt tokens computed since the event before. */
 static void note_prompt(struct server_metrics *m, struct metrics_request *r, const kvasir_event *e,
                         int64_t now_us) {
-    if (e->prompt_done > r->prompt_done)
-        rate_add(&m->prompted, now_us, e->prompt_done - r->prompt_done);
-    r->prompt_done = e->prompt_done;
+    const uint32_t computed = e->prompt_done - e->cached_tokens;
+    if (computed > r->computed)
+        rate_add(&m->prompted, now_us, computed - r->computed);
+    r->computed = computed;
+    if (r->started_us && e->prompt_tokens > r->prompt_tokens) /* another prompt has begun */
+        observe(m, PROMPT_TOKENS, e->prompt_tokens - r->prompt_tokens);
+    r->prompt_tokens = e->prompt_tokens;
 }
 
 static void note_start(struct server_metrics *m, struct metrics_request *r, const kvasir_event *e,
                        int64_t now_us) {
     r->started_us = now_us;
-    r->prompt_done = e->prompt_done; /* cached tokens are not computed */
+    r->computed = e->prompt_done - e->cached_tokens;
+    r->prompt_tokens = e->prompt_tokens;
     observe_span(m, QUEUE_TIME, r->submitted_us, now_us);
     observe(m, PROMPT_TOKENS, e->prompt_tokens);
 }

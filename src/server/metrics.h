@@ -40,7 +40,7 @@ void metrics_destroy(struct server_metrics *m);
 struct metrics_request {
     int64_t submitted_us, started_us, first_us, last_us; /* 0: not yet */
     int64_t choice_us;                                   /* the last token of the first choice */
-    uint32_t prompt_done;
+    uint32_t prompt_tokens, computed;                    /* of prompts that have begun */
 };
 
 /* Before kvasir_engine_submit, since events may come at once. If that refuses the request, call

@@ -348,6 +348,9 @@ static const struct route ROUTES[] = {
     {"POST", "/chat/completions", "chat", KEY, run_job, &PROTOCOL_CHAT,
      NULL}, /* mlx_lm.server's second name */
     {"POST", "/v1/completions", "completions", KEY, run_job, &PROTOCOL_COMPLETIONS, NULL},
+    {"POST", "/v1/embeddings", "embeddings", KEY, run_job, &PROTOCOL_EMBEDDINGS, NULL},
+    {"POST", "/v1/rerank", "rerank", KEY, run_job, &PROTOCOL_RERANK, NULL},
+    {"POST", "/rerank", "rerank", KEY, run_job, &PROTOCOL_RERANK, NULL}, /* llama-server's */
     {"POST", "/v1/messages", "messages", KEY, run_job, &PROTOCOL_MESSAGES, NULL},
     {"POST", "/v1/messages/count_tokens", "count_tokens", KEY, run_text, &PROTOCOL_MESSAGES,
      &COUNT_TOKENS},

@@ -90,6 +90,8 @@ static void set_up(struct server *s) {
                                   .max_tokens = s->options.max_tokens,
                                   .sampling = s->options.sampling,
                                   .grammars = s->grammars,
+                                  .width = info.dim,
+                                  .pooling = kvasir_model_pooling(s->model),
                                   .stream = true};
     s->started_s = (int64_t)time(NULL);
     s->started_us = metrics_now_us();

@@ -210,7 +210,8 @@ static kvasir_status host_run(void *user, const struct step_part *parts, uint32_
     return step_run(r->ctx, parts, n, err);
 }
 
-static kvasir_status host_logits(void *user, uint32_t row, kvasir_error *err) {
+static kvasir_status host_logits(void *user, struct task *t, uint32_t row, kvasir_error *err) {
+    (void)t;
     struct run *r = user;
     return step_logits(r->ctx, row, &r->logits, err);
 }
@@ -544,8 +545,11 @@ static void begin_run(struct run *r) {
     r->tiers = sim_tiers_create(&r->p->tiers, (struct faulty_store **)r->p->w->stores, r->tree);
     const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(r->ctx->cache));
     r->room = pool.budget_bytes - pool.charged_bytes;
-    const struct sched_options options = {r->tiers, r->p->max_running,
-                                          r->ctx->options.prefill_chunk, r->p->every};
+    const struct sched_options options = {.tiers = r->tiers,
+                                          .max_running = r->p->max_running,
+                                          .step_rows = r->ctx->options.prefill_chunk,
+                                          .snapshot_tokens = r->p->every,
+                                          .points_near_ends = r->p->every > TILE_TOKENS};
     need(r, sched_create(r->ctx->cache, r->tree, &options, &host, &r->sched, &err), &err);
 }
 

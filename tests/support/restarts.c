@@ -115,7 +115,8 @@ static kvasir_status host_run(void *user, const struct step_part *parts, uint32_
     return step_run(w->model->ctx, parts, n, err);
 }
 
-static kvasir_status host_logits(void *user, uint32_t row, kvasir_error *err) {
+static kvasir_status host_logits(void *user, struct task *t, uint32_t row, kvasir_error *err) {
+    (void)t;
     struct restarts *w = user;
     return step_logits(w->model->ctx, row, &w->row, err);
 }

@@ -233,21 +233,24 @@ static void test_cost(void **state) {
 static void take(const char *text, const char *wanted) {
     struct api_body body = {0};
     struct api_error err;
-    const char *path;
     int32_t *ids;
-    size_t n;
+    size_t n, *ends, n_ends;
     char made[160] = "";
     if (!api_body_read(text, strlen(text), 1000, openai_wants_completion, &body, &err))
         snprintf(made, sizeof made, "%.150s", err.text);
     else if (!api_has_ids(&body, "prompt"))
         snprintf(made, sizeof made, "%s", json_object_get(body.members, "prompt") ? "tree" : "-");
-    else if (!api_take_ids(&body, "prompt", &ids, &n, &path, &err))
+    else if (!api_take_id_lists(&body, "prompt", &ids, &n, &ends, &n_ends, &err))
         snprintf(made, sizeof made, "%.150s", err.text);
     else {
-        snprintf(made, sizeof made, "%s:", path);
-        for (size_t i = 0; i < n; i++)
+        snprintf(made, sizeof made, "%zu:", n_ends);
+        for (size_t i = 0, list = 0; i < n; i++) {
+            for (; list < n_ends && ends[list] == i; list++)
+                strcat(made, " |");
             snprintf(made + strlen(made), sizeof made - strlen(made), " %d", ids[i]);
+        }
         mem_free(ids);
+        mem_free(ends);
     }
     assert_string_equal(made, wanted);
     api_body_free(&body);
@@ -255,10 +258,12 @@ static void take(const char *text, const char *wanted) {
 
 static void test_ids(void **state) {
     (void)state;
-    take("{\"prompt\":[1, 20 ,999,-0]}", "prompt: 1 20 999 0");
-    take("{\"pr\\u006fmpt\":[]}", "prompt:");
-    take("{\"prompt\":[[3,4]]}", "prompt[0]: 3 4");
-    take("{\"prompt\":[[3],4]}", "prompt: 2 prompts, a request takes one");
+    take("{\"prompt\":[1, 20 ,999,-0]}", "0: 1 20 999 0");
+    take("{\"pr\\u006fmpt\":[]}", "0:");
+    take("{\"prompt\":[[3,4]]}", "1: 3 4");
+    take("{\"prompt\":[[3,4],[],[5],[6,7]]}", "4: 3 4 | | 5 | 6 7");
+    take("{\"prompt\":[[3],[4,5,-1]]}", "prompt[1][2]: -1 is not a token id (0 to 999)");
+    take("{\"prompt\":[[3],4]}", "prompt[1]: is a number, not an array of token ids");
     take("{\"prompt\":[1000]}", "prompt[0]: 1000 is not a token id (0 to 999)");
     take("{\"prompt\":[5,-1]}", "prompt[1]: -1 is not a token id (0 to 999)");
     take("{\"prompt\":[5,4294967297]}", "prompt[1]: 4294967297 is not a token id (0 to 999)");

@@ -53,7 +53,7 @@ static void test_prompts(void **state) {
     (void)state;
     protocol = &PROTOCOL_NATIVE;
     prompt_of("{\"prompt\":\"hi\"}", "<hi");
-    assert_true(r.default_length && r.engine.max_tokens == 77 && !r.stream);
+    assert_true(r.engine.shorten && r.engine.max_tokens == 77 && !r.stream);
     prompt_of("{\"prompt\":[\"hi\"]}", "<hi");
     prompt_of("{\"prompt\":[104,105]}", "hi");
     prompt_of("{\"prompt\":[\"a\",104,\"b</s>\",105]}", "<ahb>i");

@@ -56,7 +56,7 @@ static void test_messages(void **state) {
     (void)state;
     protocol = &PROTOCOL_OLLAMA_CHAT;
     prompt_of(CHAT("{\"role\":\"system\",\"content\":\"brief\"}," HI), "[system]brief[user]hi[a]");
-    assert_true(r.stream && r.default_length);
+    assert_true(r.stream && r.engine.shorten);
     assert_int_equal(r.engine.max_tokens, 77);
     assert_string_equal(r.model, "ours");
     /* calls without ids get some, and results find theirs by the name, or else in order */

@@ -31,6 +31,26 @@ static void test_prompts(void **state) {
     bad(api, "{\"prompt\":[[]]}", "prompt[0]", "contains no tokens");
     bad(api, "{\"prompt\":[\"a\",\"b\",\"c\"]}", "prompt", "3 prompts, a request takes one");
     bad(api, "{\"prompt\":[[1],[2]]}", "prompt", "2 prompts");
+    setup.max_prompts = 3;
+    good(api, "{\"prompt\":[\"a\",\"bc\",\"\"],\"n\":2}");
+    prompt_is(&r, "<s>a");
+    assert_int_equal(r.n_prompts, 3);
+    assert_int_equal(api_choices(&r), 6);
+    assert_true(r.prompts[1].n_tokens == 3 && r.prompts[2].n_tokens == 1);
+    assert_string_equal(r.prompts[2].path, "prompt[2]");
+    good(api, "{\"prompt\":[[104,105],[257]]}");
+    prompt_is(&r, "hi");
+    assert_true(r.n_prompts == 2 && r.prompts[1].tokens[0] == 257 && r.prompts[1].n_tokens == 1);
+    bad(api, "{\"prompt\":[\"a\",\"b\",\"c\",\"d\"]}", "prompt", "4 prompts, at most 3 are");
+    bad(api, "{\"prompt\":[\"a\",5]}", "prompt[1]", "is a number, not a string");
+    bad(api, "{\"prompt\":[\"a\",[5]]}", "prompt[1]", "is an array, not a string");
+    bad(api, "{\"prompt\":[[1],[],[2]]}", "prompt[1]", "contains no tokens");
+    setup.max_prompts = API_PROMPTS_MAX;
+    bad(api,
+        "{\"n\":8,\"prompt\":[[1],[2],[3],[4],[5],[6],[7],[8],[9],[1],[2],[3],[4],[5],[6],[7],[8]]"
+        "}",
+        "n", "8 answers to each of 17 prompts, at most 128");
+    defaults();
     bad(api, "{\"prompt\":[1,2.5]}", "prompt[1]", "2.5 is not a whole number");
     bad(api, "{\"prompt\":[1,\"a\"]}", "prompt[1]", "is a string, not a whole number");
     bad(api, "{\"prompt\":[[1,true]]}", "prompt[0][1]", "is a boolean");
@@ -301,7 +321,7 @@ static void test_defaults(void **state) {
          "\"user\":\"u\",\"metadata\":{\"a\":1},\"store\":true,\"service_tier\":\"auto\","
          "\"parallel_tool_calls\":false,\"unheard_of\":[1]");
     assert_string_equal(r.model, "ours");
-    assert_true(r.engine.max_tokens == 77 && r.default_length);
+    assert_true(r.engine.max_tokens == 77 && r.engine.shorten);
     assert_int_equal(r.engine.n, 1);
     assert_int_equal(r.engine.top_logprobs, -1);
     assert_null(r.engine.salt);
@@ -314,9 +334,9 @@ static void test_defaults(void **state) {
 static void test_limits(void **state) {
     (void)state;
     both("\"max_tokens\":5");
-    assert_true(r.engine.max_tokens == 5 && !r.default_length);
+    assert_true(r.engine.max_tokens == 5 && !r.engine.shorten);
     both("\"max_completion_tokens\":9");
-    assert_false(r.default_length);
+    assert_false(r.engine.shorten);
     both("\"max_completion_tokens\":9,\"max_tokens\":5"); /* the newer name wins */
     assert_int_equal(r.engine.max_tokens, 9);
     both("\"max_tokens\":4294967295,\"n\":8,\"ignore_eos\":true");
@@ -327,6 +347,14 @@ static void test_limits(void **state) {
     assert_string_equal(r.model, "gpt-x");
     assert_string_equal(r.engine.salt, "tenant");
     bad_field("\"max_tokens\":0", "max_tokens", "0 is not between 1 and 4294967295");
+    good(API_COMPLETIONS, with(API_COMPLETIONS, "\"max_tokens\":0,\"echo\":true,\"logprobs\":3"));
+    assert_true(r.echoes && r.engine.no_answer && r.engine.prompt_logprobs == 3);
+    assert_int_equal(r.n_prompts, 1);
+    assert_string_equal(r.prompts[0].text, "hi");
+    good(API_COMPLETIONS, with(API_COMPLETIONS, "\"echo\":true"));
+    assert_true(r.echoes && !r.engine.no_answer && r.engine.prompt_logprobs == -1);
+    bad(API_CHAT, with(API_CHAT, "\"echo\":true"), "echo", "only supported for /v1/completions");
+    bad_field("\"echo\":1", "echo", "is a number, not true or false");
     bad_field("\"max_tokens\":-1", "max_tokens", "-1 is not between");
     bad_field("\"max_tokens\":4294967296", "max_tokens", "is not between");
     bad_field("\"max_tokens\":1.5", "max_tokens", "1.5 is not a whole number");
@@ -523,7 +551,6 @@ static void test_refused(void **state) {
     (void)state;
     static const char *const fields[][3] = {
         /* name, a value that is refused, one that requests nothing */
-        {"echo", "true", "false"},
         {"best_of", "2", "1"},
         {"modalities", "[\"text\",\"audio\"]", "[\"text\"]"},
         {"audio", "{\"voice\":\"alloy\"}", "null"},

@@ -148,7 +148,7 @@ static void test_errors_quote_nothing(void **state) {
         "{\"prompt\":\"SECRET\xff\"}",
         "{\"prompt\":\"SECRET\" SECRET}",
         "{\"prompt\":\"SECRET",
-        "{\"prompt\":[\"SECRET\",\"SECRET\"]}",
+        "{\"prompt\":[\"SECRET\",[\"SECRET\"]]}",
         "{\"prompt\":{\"SECRET\":1}}",
         "{\"prompt\":\"SECRET\",\"SECRET\":1,\"SECRET\":2}",
         "{\"prompt\":\"SECRET\",\"max_tokens\":99999999}",
@@ -252,7 +252,7 @@ static const struct {
     {"\"response_format\":{\"type\":\"json_object\"},\"ignore_eos\":true", "ignore_eos"},
     {"\"prompt_cache\":\"/etc/passwd\"", "prompt_cache"},
     {"\"guided_regex\":\"(a*b\"", "guided_regex"},
-    {"\"echo\":true", "echo"},
+    {"\"echo\":5", "echo"},
     {"\"min_tokens\":-1", "min_tokens"},
     {"\"priority\":99999999999,\"n_keep\":-1,\"n_discard\":-5,\"user\":{}", NULL},
 };
@@ -349,8 +349,8 @@ static void test_prompts(void **state) {
         {"[1.0]", "prompt[0]"},
         {"[1,\"a\"]", "prompt[1]"},
         {"[true]", "prompt[0]"},
-        {"[\"a\",\"b\"]", "prompt"},
-        {"[[1],[2]]", "prompt"},
+        {"[\"a\",5]", "prompt[1]"},
+        {"[[1],[]]", "prompt[1]"},
         {"[[]]", "prompt[0]"},
         {"[[[1]]]", "prompt[0][0]"},
     };
