@@ -545,11 +545,9 @@ static void begin_run(struct run *r) {
     r->tiers = sim_tiers_create(&r->p->tiers, (struct faulty_store **)r->p->w->stores, r->tree);
     const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(r->ctx->cache));
     r->room = pool.budget_bytes - pool.charged_bytes;
-    const struct sched_options options = {.tiers = r->tiers,
-                                          .max_running = r->p->max_running,
-                                          .step_rows = r->ctx->options.prefill_chunk,
-                                          .snapshot_tokens = r->p->every,
-                                          .points_near_ends = r->p->every > TILE_TOKENS};
+    const uint32_t every = r->p->every, chunk = r->ctx->options.prefill_chunk;
+    const struct sched_options options = {r->tiers, r->p->max_running, chunk, every,
+                                          every > TILE_TOKENS};
     need(r, sched_create(r->ctx->cache, r->tree, &options, &host, &r->sched, &err), &err);
 }
 
