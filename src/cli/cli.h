@@ -3,7 +3,8 @@
  *
  *   main.c                                 finds the command; the only place that decides an exit
  *   generate.c  cache_prompt.c  cache_folder.c  batch.c  perplexity.c  bench_kv_cache.c
- *   calibrate.c  info.c  tokenize.c  convert.c  simulate.c  grammar_check.c  serve.c  serve_plan.c
+ *   calibrate.c  embed.c  info.c  tokenize.c  convert.c  simulate.c  grammar_check.c  serve.c
+ *   serve_plan.c
  *                                          the commands
  *   options.c   one table per command: reading flags
  *   option_table.c  a row of it
@@ -54,6 +55,7 @@ int chat_main(int argc, char **argv);
 int perplexity_main(int argc, char **argv);
 int bench_kv_cache_main(int argc, char **argv);
 int info_main(int argc, char **argv);
+int embed_main(int argc, char **argv);
 int tokenize_main(int argc, char **argv);
 int convert_main(int argc, char **argv);
 int calibrate_main(int argc, char **argv);

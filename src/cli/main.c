@@ -29,6 +29,7 @@ static const struct {
     {"simulate", "replay recorded requests through the scheduler and the cache, without a model",
      simulate_main},
     {"grammar", "say what a JSON schema or grammar accepts", grammar_main},
+    {"embed", "print the embeddings of texts", embed_main},
     {"tokenize", "convert text or chats to token ids, or ids to text", tokenize_main},
 };
 enum { N_COMMANDS = sizeof COMMANDS / sizeof *COMMANDS };

@@ -66,7 +66,8 @@ stop stop_token_ids seed logit_bias logprobs top_logprobs stream stream_options 
 tools tool_choice user repetition_penalty presence_penalty frequency_penalty repetition_context_size
 presence_context_size frequency_context_size xtc_probability xtc_threshold ignore_eos cache_salt
 cache prompt_cache continue_final_message add_generation_prompt chat_template chat_template_kwargs
-reasoning_effort documents suffix echo best_of functions function_call min_tokens system
+reasoning_effort documents query input encoding_format dimensions top_n return_documents suffix
+echo best_of functions function_call min_tokens system
 stop_sequences thinking metadata service_tier content tokens add_special parse_special
 return_token_strs min_tokens_to_keep parallel_tool_calls store modalities control_tokens options
 format think raw template context images repeat_penalty repeat_last_n n_probs return_tokens
@@ -81,6 +82,8 @@ HELLO = [{"role": "user", "content": "hi"}]
 ROUTES = {
     "/v1/chat/completions": {"messages": HELLO, "max_tokens": 1},
     "/v1/completions": {"prompt": "hi", "max_tokens": 1},
+    "/v1/embeddings": {"input": "hi"},
+    "/v1/rerank": {"query": "hi", "documents": ["a", "b"]},
     "/v1/messages": {"messages": HELLO, "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": HELLO},
     "/api/chat": {"model": NAME, "messages": HELLO, "options": {"num_predict": 1}},

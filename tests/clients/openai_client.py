@@ -311,6 +311,36 @@ def completions(server):
 
 
 @case("open")
+def prompts(server):
+    c = client(server)
+    both = c.completions.create(model=MODEL, prompt=["say <|plain|>", "say <|plain|>"], n=2,
+                                max_tokens=60)
+    assert [x.index for x in both.choices] == [0, 1, 2, 3]
+    assert {x.text for x in both.choices} == {PLAIN}
+    usage_adds_up(both.usage)
+    echoed = c.completions.create(model=MODEL, prompt="say <|plain|>", echo=True, logprobs=1,
+                                  max_tokens=0)
+    assert echoed.choices[0].text == "say <|plain|>" and not echoed.usage.completion_tokens
+    logged = echoed.choices[0].logprobs
+    assert logged.token_logprobs[0] is None and None not in logged.token_logprobs[1:]
+    assert len(logged.tokens) == len(logged.text_offset) == echoed.usage.prompt_tokens
+
+
+@case("open")
+def embeddings(server):
+    c = client(server)
+    answer = c.embeddings.create(model=MODEL, input=["say", "plain"]) # asks for base64
+    floats = c.embeddings.create(model=MODEL, input="plain", encoding_format="float")
+    assert answer.object == "list" and [x.index for x in answer.data] == [0, 1]
+    first = answer.data[1].embedding
+    assert all(abs(a - b) < 1e-7 for a, b in zip(first, floats.data[0].embedding, strict=True))
+    assert abs(sum(x * x for x in first) - 1) < 1e-5
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens > 0
+    cut = c.embeddings.create(model=MODEL, input="plain", dimensions=4)
+    assert len(cut.data[0].embedding) == 4
+
+
+@case("open")
 def models(server):
     c = client(server)
     (model,) = c.models.list().data
@@ -402,7 +432,8 @@ def bad_requests(server):
     assert e.code == "context_length_exceeded", e.body
     e = raises(openai.BadRequestError, c.completions.create, model=MODEL, prompt=[-1])
     assert e.param == "prompt[0]", e.body
-    raises(openai.NotFoundError, c.embeddings.create, model=MODEL, input="x")
+    e = raises(openai.BadRequestError, c.embeddings.create, model=MODEL, input=["x", [5]])
+    assert e.param == "input[1]", e.body
 
 
 # ---- keys ----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 /* An arbitrary request body. The first byte picks the API, the rest is JSON:
  *
  *     '0' '1'   OpenAI's completions, chat; '2' '3': with a prompt-cache file allowed
+ *     ' ' '!'   embeddings, rerank
  *     '4' '5'   Anthropic's messages, count_tokens
  *     '8' '9' ':'   tokenize, apply-template, detokenize
  *     'd' 'e'   ollama's chat, generate; 'f' 'g' llama-server's completion, infill
@@ -50,6 +51,11 @@ static void check_request(const struct api_setup *setup, const struct api_reques
     if (e->n_tokens == 0 || e->n < 1 || e->n > setup->max_choices || e->top_logprobs > 20)
         fuzz_fail("%zu tokens, %u choices, %d logprobs", e->n_tokens, e->n, e->top_logprobs);
     check_ids(e->tokens, e->n_tokens);
+    for (uint32_t i = 0; i < r->n_prompts; i++) {
+        if (!r->prompts[i].n_tokens || api_choices(r) > API_PROMPTS_MAX)
+            fuzz_fail("prompt %u of %u has no tokens", i, r->n_prompts);
+        check_ids(r->prompts[i].tokens, r->prompts[i].n_tokens);
+    }
     check_ids(e->stop_tokens, e->n_stop_tokens);
     for (size_t i = 0; i < e->n_stops; i++)
         if (!*e->stops[i])
@@ -120,6 +126,24 @@ static void read_openai(const struct api_setup *setup, char which, struct api_bo
         return;
     }
     check_request(setup, &r);
+    api_request_free(&r);
+}
+
+/* Embeddings, or documents to rank. */
+static void read_embeddings(const struct api_setup *setup, char which, struct api_body *body) {
+    const struct protocol *protocol = which & 1 ? &PROTOCOL_RERANK : &PROTOCOL_EMBEDDINGS;
+    struct api_request r;
+    struct api_error err;
+    const bool good = protocol->read(setup, body, &r, &err);
+    api_body_free(body);
+    if (!good) {
+        check_refusal(&err);
+        return;
+    }
+    if (!r.n_prompts || r.embed.dimensions < 1 || r.embed.dimensions > setup->width)
+        fuzz_fail("%u prompts, %u dimensions", r.n_prompts, r.embed.dimensions);
+    for (uint32_t i = 0; i < r.n_prompts; i++)
+        check_ids(r.prompts[i].tokens, r.prompts[i].n_tokens);
     api_request_free(&r);
 }
 
@@ -205,13 +229,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         .model = "m",
         .vocab = BYTE_VOCAB,
         .max_choices = 8,
+        .max_prompts = data[0] & 16 ? API_PROMPTS_MAX : 1,
+        .width = 64,
+        .pooling = KVASIR_POOLING_MEAN,
         .max_tokens = 16,
         .sampling = kvasir_sampling_defaults(),
         .syntax = data[0] & 64 ? &SYNTAXES[size % (sizeof SYNTAXES / sizeof *SYNTAXES)] : NULL,
         .stream = llama_of((char)data[0]) != NULL,
         .prompt_cache = data[0] & 2};
-    const struct protocol *llama = llama_of((char)data[0]);
+    const struct protocol *llama = llama_of((char)data[0]),
+                          *embeds = data[0] & 1 ? &PROTOCOL_RERANK : &PROTOCOL_EMBEDDINGS;
+    const bool embed = (data[0] & 0x70) == 0x20; /* ' ' to '/' */
     api_want_fn *wants = llama         ? llama->wants
+                         : embed       ? embeds->wants
                          : data[0] & 8 ? text_endpoint_wants
                          : data[0] & 4 ? anthropic_wants
                          : data[0] & 1 ? openai_wants_chat
@@ -223,6 +253,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         check_refusal(&err);
     else if (llama)
         read_llama(&setup, llama, &body);
+    else if (embed)
+        read_embeddings(&setup, (char)data[0], &body);
     else if (data[0] & 8)
         read_text_api(&setup, (char)data[0], &body);
     else if (data[0] & 4)

@@ -66,6 +66,22 @@ static void test_config(void **state) {
 }
 
 /* Version 2 in little-endian is the same as version 3, but for the number. */
+static void test_pooling(void **state) {
+    static const enum checkpoint_pooling KINDS[] = {POOLING_UNSAID, POOLING_MEAN, POOLING_OTHER,
+                                                    POOLING_LAST, POOLING_OTHER};
+    (void)state;
+    for (uint32_t kind = 0; kind < 5; kind++) {
+        struct gguf_writer w = {0};
+        tiny_values(&w, "qwen3");
+        gguf_u32(&w, "qwen3.pooling_type", kind);
+        tiny_tensors(&w, "qwen3", true);
+        struct text_buf b = gguf_finish(&w, 32);
+        struct checkpoint *c = open_bytes(&b);
+        assert_int_equal(checkpoint_pooling(c), KINDS[kind]);
+        checkpoint_close(c);
+    }
+}
+
 static void test_version_2(void **state) {
     (void)state;
     struct text_buf b = tiny_gguf("qwen2");
@@ -502,13 +518,13 @@ static void test_load_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_config),       cmocka_unit_test(test_version_2),
-        cmocka_unit_test(test_tensors),      cmocka_unit_test(test_names),
-        cmocka_unit_test(test_tokenizer),    cmocka_unit_test(test_value_types),
-        cmocka_unit_test(test_real_files),   cmocka_unit_test(test_header),
-        cmocka_unit_test(test_values),       cmocka_unit_test(test_more_values),
-        cmocka_unit_test(test_bad_tensors),  cmocka_unit_test(test_load),
-        cmocka_unit_test(test_load_refused),
+        cmocka_unit_test(test_config),      cmocka_unit_test(test_version_2),
+        cmocka_unit_test(test_pooling),     cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_names),       cmocka_unit_test(test_tokenizer),
+        cmocka_unit_test(test_value_types), cmocka_unit_test(test_real_files),
+        cmocka_unit_test(test_header),      cmocka_unit_test(test_values),
+        cmocka_unit_test(test_more_values), cmocka_unit_test(test_bad_tensors),
+        cmocka_unit_test(test_load),        cmocka_unit_test(test_load_refused),
     };
     temp_folder_make(&folder);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
