@@ -114,6 +114,7 @@ struct answer_options {
     bool forced;    /* the answer is made of calls, by its grammar */
     json_t *schema; /* the request's tools, for syntaxes without types; may be NULL */
     uint64_t seed;  /* for the ids of calls (answer_seed) */
+    const char *id_prefix; /* of the ids of calls, at most 8 bytes; NULL: "call_" */
 };
 /* Of choice `choice` of request `id`: the same calls get the same ids. */
 uint64_t answer_seed(const char *id, uint32_t choice);

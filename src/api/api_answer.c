@@ -17,6 +17,10 @@ bool api_answer_good(const struct api_answer *a, struct api_error *err) {
     return !a->failed && !a->cancelled;
 }
 
+bool api_answer_warn(json_t *body, const struct api_request *r) {
+    return !r->warnings || json_object_set(body, "warnings", r->warnings) == 0;
+}
+
 void api_answer_free(struct api_answer *a) {
     for (uint32_t i = 0; a->choices && i < a->request->engine.n; i++) {
         mem_free(a->choices[i].text);

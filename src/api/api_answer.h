@@ -39,5 +39,8 @@ void api_answer_event(struct api_answer *a, const kvasir_event *event);
 /* False with *err: it failed or was cancelled. */
 bool api_answer_good(const struct api_answer *a, struct api_error *err);
 void api_answer_free(struct api_answer *a);
+/* The request's warnings become a member of body, an object, if there are any. False: out of
+ * memory. */
+bool api_answer_warn(json_t *body, const struct api_request *r);
 
 #endif

@@ -11,7 +11,7 @@ kvasir_status api_submit(kvasir_engine *engine, const struct api_request *r,
     request.on_event = on_event;
     request.user = user;
     kvasir_status status = kvasir_engine_submit(engine, &request, id, err);
-    if ((status != KVASIR_ERR_CONTEXT && status != KVASIR_ERR_BUDGET) || !r->default_length ||
+    if ((status != KVASIR_ERR_CONTEXT && status != KVASIR_ERR_BUDGET) || !r->shorter ||
         !request.max_tokens)
         return status;
     request.max_tokens = 0;
@@ -35,6 +35,7 @@ void api_request_free(struct api_request *r) {
     free(r->logit_bias);
     json_decref(r->echo);
     json_decref(r->input);
+    json_decref(r->warnings);
     text_free(&r->constraint.grammar);
     kept_grammar_release(r->grammar);
     json_decref(r->kept);

@@ -42,6 +42,8 @@ struct api_setup {
     const struct responses_store *responses; /* NULL: none are kept */
     uint32_t ctx;                            /* tokens of a prompt and its answer; 0: not known */
     bool prompt_cache;                       /* "prompt_cache", the path of a file, is allowed */
+    bool strict_fields;                      /* unknown fields are refused */
+    bool clamp_tokens; /* an answer that is asked to be longer than fits becomes shorter */
 };
 
 struct api_request {
@@ -59,7 +61,7 @@ struct api_request {
     struct answer_options answer;
     struct constraint constraint; /* what the answers must be */
     struct kept_grammar *grammar; /* likewise, compiled; NULL: any */
-    bool default_length;          /* max_tokens is the setup's, and may become 0 (api_submit) */
+    bool shorter;                 /* max_tokens may become 0 if it does not fit (api_submit) */
     int32_t *ids;                 /* the prompt: token ids of the body, or */
     int32_t *tokenized;           /* of the tokenizer; kvasir_free */
     const char **stops;           /* [engine.n_stops] */
@@ -69,12 +71,14 @@ struct api_request {
     kvasir_logit_bias *logit_bias;
     /* Of /v1/responses: members of the answer that repeat the request's, and the new items. */
     json_t *echo, *input;
-    bool store;   /* the response is kept */
-    json_t *kept; /* array: references to strings of the body that are used */
+    bool store;       /* the response is kept */
+    json_t *warnings; /* array of texts, for the answer; NULL: none */
+    json_t *kept;     /* array: references to strings of the body that are used */
 };
 void api_request_free(struct api_request *r);
 
-/* Submits it. If a default length does not fit, submits it again with as many tokens as fit. */
+/* Submits it. If its length does not fit and may be shorter, submits it again with as many tokens
+ * as fit. */
 kvasir_status api_submit(kvasir_engine *engine, const struct api_request *r,
                          kvasir_event_fn *on_event, void *user, uint64_t *id, kvasir_error *err);
 /* The parser of choice `choice` of the answer `id`; see answer_parser_create. */

@@ -312,6 +312,10 @@ int json_print(const struct command *c, json_t *object);
 /* Flushes standard output; EXIT_RUN and a message if that failed. */
 int finish_output(const struct command *c);
 
+/* The last part of the model's path, as clients see it. */
+enum { MODEL_NAME_BYTES = 256 };
+void model_base_name(const char *path, char out[MODEL_NAME_BYTES]);
+
 /* Progress on standard error: a line that rewrites itself on a terminal and is cleared at the end,
  * else a line every few seconds. */
 struct progress {

@@ -77,6 +77,12 @@ static const struct option OPTIONS[] = {
     {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, .initial = "512",
      ROW(server.max_tokens), .max = UINT32_MAX,
      .help = "maximum tokens to generate for a request that sets no limit; 0: as many as fit"},
+    {.name = "--clamp-max-tokens", .kind = OPTION_FLAG, ROW(server.clamp_tokens),
+     .help = "shorten answers whose max_tokens does not fit the context, instead of refusing the "
+             "request; /v1/messages always does"},
+    {.name = "--strict-fields", .kind = OPTION_FLAG, ROW(server.strict_fields),
+     .help = "refuse requests with unknown fields, instead of naming them in the answer's "
+             "\"warnings\""},
     {.name = "--max-request-tokens", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,
      ROW(server.max_prompt_tokens), .shown = "0, as many as fit",
      .help = "maximum tokens in a prompt"},
@@ -183,7 +189,7 @@ struct serve {
     char *warm_text; /* of --warm-prompts */
     struct server_key *keys;
     size_t n_keys, cap_keys;
-    char name[256]; /* server.model_name if no flag gives it */
+    char name[MODEL_NAME_BYTES]; /* server.model_name if no flag gives it */
     char stored_bits[32];
     kvasir_model *model;
     kvasir_engine *engine;
@@ -322,15 +328,8 @@ static void settle_stored(struct serve *s) {
         o->stored_kv_group_size = o->context.kv_group_size;
 }
 
-/* The last part of the model's path. */
 static void settle_name(struct serve *s) {
-    const char *path = s->a->model;
-    size_t end = strlen(path), start;
-    while (end > 1 && path[end - 1] == '/')
-        end--;
-    for (start = end; start > 0 && path[start - 1] != '/'; start--)
-        ;
-    snprintf(s->name, sizeof s->name, "%.*s", (int)(end - start), path + start);
+    model_base_name(s->a->model, s->name);
     s->a->server.strict_model = s->a->server.model_name != NULL;
     if (!s->a->server.model_name)
         s->a->server.model_name = s->name;

@@ -90,6 +90,8 @@ static void set_up(struct server *s) {
                                   .max_tokens = s->options.max_tokens,
                                   .sampling = s->options.sampling,
                                   .grammars = s->grammars,
+                                  .clamp_tokens = s->options.clamp_tokens,
+                                  .strict_fields = s->options.strict_fields,
                                   .stream = true};
     s->started_s = (int64_t)time(NULL);
     s->started_us = metrics_now_us();

@@ -49,6 +49,8 @@ struct server_options {
     bool all_control;         /* chats: names of control tokens become tokens whoever wrote them */
     kvasir_sampling sampling; /* defaults of requests */
     uint32_t max_tokens;      /* likewise; 0: as many as fit */
+    bool clamp_tokens;        /* a max_tokens that does not fit is made to, not refused */
+    bool strict_fields;       /* unknown fields of bodies are refused, not ignored */
     uint32_t max_choices;     /* largest "n" of a request */
     uint32_t max_prompt_tokens; /* 0: as many as fit the context */
     uint32_t max_waiting; /* the engine's; half of these places are shared by the keys' weights */

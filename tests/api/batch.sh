@@ -69,7 +69,7 @@ is out1 chat 'c["message"]' "$(python3 -c 'import json, sys
 print(json.dumps({"role": "assistant", "content": sys.argv[1], "refusal": None}))' "$text")"
 is out1 text '[b["object"], b["model"], r["error"]]' '["text_completion", "m", null]'
 is out1 chat 'b["object"]' chat.completion
-is out1 ids 'b["model"]' "$stories"
+is out1 ids 'b["model"]' hf
 is out1 text '[b["usage"][k] for k in ("prompt_tokens", "completion_tokens", "total_tokens")]' \
     '[5, 40, 45]'
 is out1 text 'r["response"]["status_code"]' 200

@@ -301,7 +301,7 @@ static void test_defaults(void **state) {
          "\"user\":\"u\",\"metadata\":{\"a\":1},\"store\":true,\"service_tier\":\"auto\","
          "\"parallel_tool_calls\":false,\"unheard_of\":[1]");
     assert_string_equal(r.model, "ours");
-    assert_true(r.engine.max_tokens == 77 && r.default_length);
+    assert_true(r.engine.max_tokens == 77 && r.shorter);
     assert_int_equal(r.engine.n, 1);
     assert_int_equal(r.engine.top_logprobs, -1);
     assert_null(r.engine.salt);
@@ -314,9 +314,9 @@ static void test_defaults(void **state) {
 static void test_limits(void **state) {
     (void)state;
     both("\"max_tokens\":5");
-    assert_true(r.engine.max_tokens == 5 && !r.default_length);
+    assert_true(r.engine.max_tokens == 5 && !r.shorter);
     both("\"max_completion_tokens\":9");
-    assert_false(r.default_length);
+    assert_false(r.shorter);
     both("\"max_completion_tokens\":9,\"max_tokens\":5"); /* the newer name wins */
     assert_int_equal(r.engine.max_tokens, 9);
     both("\"max_tokens\":4294967295,\"n\":8,\"ignore_eos\":true");
@@ -327,7 +327,7 @@ static void test_limits(void **state) {
     assert_string_equal(r.model, "gpt-x");
     assert_string_equal(r.engine.salt, "tenant");
     bad_field("\"max_tokens\":0", "max_tokens", "0 is not between 1 and 4294967295");
-    bad_field("\"max_tokens\":-1", "max_tokens", "-1 is not between");
+    bad_field("\"max_tokens\":-2", "max_tokens", "-2 is not between");
     bad_field("\"max_tokens\":4294967296", "max_tokens", "is not between");
     bad_field("\"max_tokens\":1.5", "max_tokens", "1.5 is not a whole number");
     bad_field("\"max_tokens\":\"5\"", "max_tokens", "is a string, not a whole number");
@@ -531,7 +531,6 @@ static void test_refused(void **state) {
         {"functions", "[{\"name\":\"f\"}]", "[]"},
         {"function_call", "\"auto\"", "\"none\""},
         {"web_search_options", "{}", "null"},
-        {"verbosity", "\"low\"", "\"medium\""},
         {"adapters", "\"path\"", "null"},
         {"role_mapping", "{}", "null"},
         {"chat_template", "\"x\"", "null"},
