@@ -216,7 +216,9 @@ static int open_model(struct engine_source *s) {
     s->syntax.syntax = answer_syntax_of(t);
     if (!answer_shown_tokens(&s->syntax.syntax, false, t, &s->shown_tokens, &s->n_shown_tokens))
         return run_error(s->c, "out of memory");
-    return sampling_protect(s->c, t, &s->sampling);
+    code = sampling_settle(s->c, s->o->sampling.generation_config, s->model, &s->sampling.options,
+                           NULL);
+    return code ? code : sampling_protect(s->c, t, &s->sampling);
 }
 
 static int open_engine(struct engine_source *s, const kvasir_engine_options *options) {

@@ -331,6 +331,8 @@ void progress_end(struct progress *p);
 /* The model, the cache it will use and the library's notes, on standard error. */
 void print_model_line(const kvasir_model_info *m);
 void print_context_facts(const kvasir_context_info *info);
+/* Sampling of requests that do not say. recommended: some of it by the model's makers. */
+void print_sampling_line(const kvasir_sampling *s, bool recommended);
 /* The stores below the memory for prefixes, without passwords. Nothing if there are none. */
 void print_stores_line(kvasir_engine *engine, const kvasir_engine_options *options);
 /* Warnings on standard error if the file was computed otherwise than the context computes. */
@@ -484,19 +486,29 @@ void prompt_free(struct prompt *p);
 
 /* ---- sampling (sampling.c) ------------------------------------------------------------------- */
 
+/* Fields that a model's makers recommend are unset until a flag or sampling_settle sets them. */
 struct sampling_args {
     kvasir_sampling options;
+    const char *generation_config;
     const char *seed, *logit_bias; /* NULL: not given */
 };
 struct sampling_args sampling_args_defaults(void);
+/* The library's defaults, with those fields unset. */
+kvasir_sampling sampling_unset(void);
+/* Whether a number was set. */
+bool sampling_is_set(float x);
+/* Sets what is unset: as the model's makers recommend, or with --generation-config none by the
+ * library's defaults. *recommended: something came from the model; NULL: not wanted. */
+int sampling_settle(const struct command *c, const char *generation_config,
+                    const kvasir_model *model, kvasir_sampling *s, bool *recommended);
 
 /* clang-format off */
 /* Aliases of rows of DRAWING_OPTIONS: none, or vllm-mlx's names for a server's defaults. */
 #define NO_ALIAS(name)      NULL
 #define DEFAULT_ALIAS(name) "--default-" name
-#define PENALTY_OPTIONS(type, sampling, kind_, alias_, least, help_)                               \
+#define PENALTY_OPTIONS(type, sampling, kind_, alias_, least, shown_, help_)                       \
     {.name = "--" #kind_ "-penalty", .alias = alias_, .value = "X", .kind = OPTION_FLOAT,          \
-     .shown = "0, off", .offset = offsetof(type, sampling.kind_##_penalty), .min = least,          \
+     .shown = shown_, .offset = offsetof(type, sampling.kind_##_penalty), .min = least,          \
      .max = 1000, .help = help_},                                                                  \
     {.name = "--" #kind_ "-context-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,     \
      .offset = offsetof(type, sampling.kind_##_context),                                           \
@@ -504,13 +516,13 @@ struct sampling_args sampling_args_defaults(void);
 /* Of a kvasir_sampling. */
 #define DRAWING_OPTIONS(type, sampling, ALIAS)                                                     \
     {.name = "--temp", .alias = ALIAS("temperature"), .value = "T", .kind = OPTION_FLOAT,          \
-     .max = 1000, .offset = offsetof(type, sampling.temp),                                         \
+     .max = 1000, .offset = offsetof(type, sampling.temp), .shown = "the model's, else 0",         \
      .help = "sampling temperature; 0 always takes the most likely token"},                        \
     {.name = "--top-p", .alias = ALIAS("top-p"), .value = "P", .kind = OPTION_FLOAT, .max = 1,     \
-     .shown = "0, off", .offset = offsetof(type, sampling.top_p),                                  \
+     .shown = "the model's, else off", .offset = offsetof(type, sampling.top_p),                   \
      .help = "sample from the most likely tokens that together have probability P"},               \
     {.name = "--min-p", .alias = ALIAS("min-p"), .value = "P", .kind = OPTION_FLOAT, .max = 1,     \
-     .shown = "0, off", .offset = offsetof(type, sampling.min_p),                                  \
+     .shown = "the model's, else off", .offset = offsetof(type, sampling.min_p),                   \
      .help = "sample from tokens at least P times as likely as the most likely one"},              \
     {.name = "--min-tokens-to-keep", .value = "N", .kind = OPTION_U32, .min = 1,                   \
      .max = UINT32_MAX, .offset = offsetof(type, sampling.min_tokens_to_keep),                     \
@@ -523,16 +535,24 @@ struct sampling_args sampling_args_defaults(void);
      .offset = offsetof(type, sampling.xtc_threshold),                                             \
      .help = "XTC drops candidates above probability P, except the least likely of them"},         \
     {.name = "--top-k", .alias = ALIAS("top-k"), .value = "K", .kind = OPTION_I32,                 \
-     .max = INT32_MAX, .shown = "0, off", .offset = offsetof(type, sampling.top_k),                \
+     .max = INT32_MAX, .shown = "the model's, else off",                                           \
+     .offset = offsetof(type, sampling.top_k),                                                     \
      .help = "sample from the K most likely tokens"},                                              \
     PENALTY_OPTIONS(type, sampling, repetition, ALIAS("repetition-penalty"), 0,                    \
+                    "the model's, else off",                                                       \
                     "divide the logits of recent tokens by X (multiply negative ones)"),           \
-    PENALTY_OPTIONS(type, sampling, presence, ALIAS("presence-penalty"), -1000,                    \
+    PENALTY_OPTIONS(type, sampling, presence, ALIAS("presence-penalty"), -1000, "0, off",          \
                     "subtract X from the logits of recent tokens"),                                \
-    PENALTY_OPTIONS(type, sampling, frequency, ALIAS("frequency-penalty"), -1000,                  \
+    PENALTY_OPTIONS(type, sampling, frequency, ALIAS("frequency-penalty"), -1000, "0, off",        \
                     "subtract X from a token's logit for each time it is among recent tokens")
+#define GENERATION_OPTION(type, field)                                                             \
+    {.name = "--generation-config", .value = "WHOSE", .kind = OPTION_TEXT, .initial = "model",     \
+     .offset = offsetof(type, field),                                                              \
+     .help = "sampling that no flag sets: model, as its makers recommend (generation_config.json " \
+             "or the GGUF file; also auto), or none, the most likely token"}
 #define SAMPLING_OPTIONS(type, args)                                                               \
     DRAWING_OPTIONS(type, args.options, NO_ALIAS),                                                 \
+    GENERATION_OPTION(type, args.generation_config),                                               \
     {.name = "--logit-bias", .value = "ID:BIAS,...", .kind = OPTION_TEXT,                          \
      .offset = offsetof(type, args.logit_bias),                                                    \
      .help = "add BIAS to the logit of token ID: 15:2.5,7:-100"},                                  \

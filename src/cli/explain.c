@@ -184,6 +184,23 @@ void print_model_line(const kvasir_model_info *m) {
             (double)m->parameters / 1e6, human_bytes((double)m->weight_bytes, weights));
 }
 
+void print_sampling_line(const kvasir_sampling *s, bool recommended) {
+    const struct {
+        const char *name;
+        double value, off;
+    } parts[] = {{"top_p", (double)s->top_p, 1},
+                 {"top_k", s->top_k, 0},
+                 {"min_p", (double)s->min_p, 0},
+                 {"repetition_penalty", (double)s->repetition_penalty, 1},
+                 {"presence_penalty", (double)s->presence_penalty, 0},
+                 {"frequency_penalty", (double)s->frequency_penalty, 0}};
+    fprintf(stderr, "sample: temperature %g", (double)s->temp);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (parts[i].value != 0 && parts[i].value != parts[i].off)
+            fprintf(stderr, ", %s %g", parts[i].name, parts[i].value);
+    fprintf(stderr, "%s\n", recommended ? " (the model's, where no flag sets it)" : "");
+}
+
 void print_context_facts(const kvasir_context_info *i) {
     char token[24], token16[24], budget[24], length[48] = "any length";
     if (i->ctx)

@@ -24,7 +24,7 @@ struct serve_args {
     kvasir_model_options load;
     struct settings settings;
     struct server_options server;
-    const char *model, *api_key_file, *warm_prompts, *sandbox;
+    const char *model, *api_key_file, *warm_prompts, *sandbox, *generation_config;
     struct text_list api_keys, allowed_hosts, trusted_proxies;
     struct engine_args engine;
     struct chat_args chat;
@@ -87,6 +87,7 @@ static const struct option OPTIONS[] = {
      ROW(server.max_prompt_tokens), .shown = "0, as many as fit",
      .help = "maximum tokens in a prompt"},
     DRAWING_OPTIONS(struct serve_args, server.sampling, DEFAULT_ALIAS),
+    GENERATION_OPTION(struct serve_args, generation_config),
     CHAT_OPTIONS(struct serve_args, chat),
     ENGINE_OPTIONS(struct serve_args, engine),
     {.name = "--kv-cache-quantization", .kind = OPTION_FLAG, ROW(quantize_stored),
@@ -412,8 +413,16 @@ static int open_model(struct serve *s) {
     if (kvasir_model_open_with(s->a->model, &s->a->load, &s->model, &err))
         return library_error(&COMMAND, &err);
     kvasir_model_get_info(s->model, &info);
-    if (!s->a->quiet)
+    bool recommended;
+    kvasir_sampling *sampling = &s->a->server.sampling;
+    const int code =
+        sampling_settle(&COMMAND, s->a->generation_config, s->model, sampling, &recommended);
+    if (code)
+        return code;
+    if (!s->a->quiet) {
         print_model_line(&info);
+        print_sampling_line(sampling, recommended);
+    }
     return chat_set_template(&COMMAND, &s->chat, kvasir_model_tokenizer(s->model));
 }
 
@@ -602,7 +611,7 @@ int serve_main(int argc, char **argv) {
                            .server = server_defaults()};
     struct serve s = {.a = &a};
     int code;
-    a.server.sampling = kvasir_sampling_defaults();
+    a.server.sampling = sampling_unset();
     a.port = a.server.port;
     a.body_mib = a.server.max_body_bytes >> 20;
     a.response_mib = a.server.response_bytes >> 20;

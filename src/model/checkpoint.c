@@ -115,6 +115,10 @@ const char *checkpoint_chat_template(const struct checkpoint *c) {
     return c->chat_template;
 }
 
+const struct sampling_hints *checkpoint_sampling(const struct checkpoint *c) {
+    return &c->sampling;
+}
+
 const char *checkpoint_format(const struct checkpoint *c) {
     return c->format;
 }
