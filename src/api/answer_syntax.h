@@ -57,6 +57,11 @@ struct answer_syntax {
 /* By the markers in the chat template, or else by the vocabulary. */
 struct answer_syntax answer_syntax_of(const kvasir_tokenizer *tokenizer);
 
+/* Reads calls, or reasoning, as a parser of vLLM's with this name does, whatever the template says.
+ * False: no parser that this build has is called so. */
+bool answer_syntax_tools(struct answer_syntax *s, const char *parser);
+bool answer_syntax_reasoning(struct answer_syntax *s, const char *parser);
+
 bool answer_template_has(const kvasir_tokenizer *tokenizer, const char *text);
 bool answer_is_control(const kvasir_tokenizer *tokenizer, int32_t id);
 

@@ -7,6 +7,7 @@
  *                                          the commands
  *   options.c   one table per command: reading flags
  *   option_table.c  a row of it
+ *   foreign_flags.c  flags of llama-server, vLLM, mlx_lm.server and vllm-mlx
  *   help.c      the same tables for people: --help, man pages, README
  *   settings.c  the same tables from a file and the environment
  *   output.c    error lines, bytes for people, JSON, progress, what a context tells its user
@@ -104,6 +105,7 @@ struct option {
     const char *help;
     enum option_kind kind;
     bool required;
+    bool number_too; /* a text that may be a whole number in a --config file */
 };
 
 enum { OPTIONS_MAX = 128 };
@@ -125,6 +127,16 @@ int option_read(const struct command *c, const struct option *o, const char *fla
                 void *args);
 /* By a name or alias with its dashes, [n]; NULL: no such flag. */
 const struct option *option_find(const struct command *c, const char *name, size_t n);
+
+/* foreign_flags.c: flags of other programs. The row of ours with the same meaning; NULL: none. */
+const struct option *foreign_option(const struct command *c, const char *name, size_t n);
+/* A flag that no row has: it and its value, from argv[*at] on or after '=' (value), are accepted
+ * with a note or by another flag, or an error says why not or what may be meant. *set: the row that
+ * it sets; NULL: none. */
+int foreign_read(const struct command *c, const char *word, const char *value, int argc,
+                 char **argv, int *at, void *args, const struct option **set);
+/* Whether a path that does not exist names a model to be downloaded: an error says how. */
+int foreign_model(const struct command *c, const char *path);
 
 /* help.c: if `word` is --help, -h, --help=man or --help=markdown, prints that; else returns
  * false. */
@@ -182,10 +194,11 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
              "do not matter, but they take that much memory"}
 
 #define CONTEXT_OPTIONS(type, context)                                                             \
-    {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT,                                     \
+    {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT, .number_too = true,                 \
      .offset = offsetof(type, context.kv_bits),                                                    \
-     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2; one value for both"},                  \
-    {.name = "--kv-group-size", .value = "G", .kind = OPTION_TEXT,                                 \
+     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2, or llama.cpp's names such as q8_0; "   \
+             "one value for both"},                                                                \
+    {.name = "--kv-group-size", .value = "G", .kind = OPTION_TEXT, .number_too = true,             \
      .offset = offsetof(type, context.kv_group_size),                                              \
      .shown = "64 if it divides the head size, else 32",                                           \
      .help = "values that share a scale and a bias: 32, 64 or 128; one for both, or K,V"},         \
@@ -251,6 +264,7 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .offset = offsetof(type, engine.options.max_running),                                         \
      .help = "maximum number of sequences that run at the same time"},                             \
     {.name = "--kv-cache-quantization-bits", .value = "K,V", .kind = OPTION_TEXT,                  \
+     .number_too = true,                                                                           \
      .offset = offsetof(type, engine.options.stored_kv_bits), .shown = "unchanged",                \
      .help = "convert stored prefixes to these formats, written as for --kv-bits"},                \
     {.name = "--kv-cache-quantization-group-size", .value = "G", .kind = OPTION_TEXT,              \
@@ -565,6 +579,8 @@ struct sampling {
     kvasir_logit_bias *bias;
     int32_t *special; /* kvasir_free */
 };
+/* --seed; NULL: a random one. */
+int sampling_seed(const struct command *c, const char *text, uint64_t *seed);
 /* Everything that needs no model. */
 int sampling_read(const struct command *c, const struct sampling_args *a, struct sampling *s);
 /* The tokens that XTC never drops, if XTC is on. */

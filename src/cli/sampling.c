@@ -54,7 +54,7 @@ int sampling_settle(const struct command *c, const char *generation_config,
     return EXIT_GOOD;
 }
 
-static int read_seed(const struct command *c, const char *text, uint64_t *seed) {
+int sampling_seed(const struct command *c, const char *text, uint64_t *seed) {
     if (!text) {
         /* 53 bits: a JSON reader that keeps numbers as doubles gets the seed back exactly. */
         if (getrandom(seed, sizeof *seed, 0) != (ssize_t)sizeof *seed)
@@ -105,7 +105,7 @@ static int read_biases(const struct command *c, const char *text, struct samplin
 
 int sampling_read(const struct command *c, const struct sampling_args *a, struct sampling *s) {
     s->options = a->options;
-    int code = read_seed(c, a->seed, &s->options.seed);
+    int code = sampling_seed(c, a->seed, &s->options.seed);
     if (!code && a->logit_bias)
         code = read_biases(c, a->logit_bias, s);
     return code;

@@ -24,7 +24,7 @@ struct serve_args {
     kvasir_model_options load;
     struct settings settings;
     struct server_options server;
-    const char *model, *api_key_file, *warm_prompts, *sandbox, *generation_config;
+    const char *model, *api_key_file, *warm_prompts, *sandbox, *generation_config, *seed;
     struct text_list api_keys, allowed_hosts, trusted_proxies;
     struct engine_args engine;
     struct chat_args chat;
@@ -88,6 +88,16 @@ static const struct option OPTIONS[] = {
      .help = "maximum tokens in a prompt"},
     DRAWING_OPTIONS(struct serve_args, server.sampling, DEFAULT_ALIAS),
     GENERATION_OPTION(struct serve_args, generation_config),
+    {.name = "--seed", .value = "N", .kind = OPTION_TEXT, ROW(seed),
+     .shown = "another one for each", .help = "random seed of requests that bring none"},
+    {.name = "--tool-call-parser", .value = "NAME", .kind = OPTION_TEXT,
+     ROW(server.tool_call_parser), .shown = "by the chat template",
+     .help = "form of tool calls in answers, by vLLM's name: hermes, qwen3_coder, llama3_json, "
+             "mistral, gemma4, functiongemma, lfm2, openai"},
+    {.name = "--reasoning-parser", .value = "NAME", .kind = OPTION_TEXT,
+     ROW(server.reasoning_parser), .shown = "by the chat template",
+     .help = "form of reasoning in answers, by vLLM's name: qwen3, deepseek_r1, glm45, mistral, "
+             "gemma4, openai_gptoss"},
     CHAT_OPTIONS(struct serve_args, chat),
     ENGINE_OPTIONS(struct serve_args, engine),
     {.name = "--kv-cache-quantization", .kind = OPTION_FLAG, ROW(quantize_stored),
@@ -387,7 +397,12 @@ static int settle_flags(struct serve *s) {
     a->server.request_memory_bytes = a->request_mib << 20;
     a->server.response_bytes = a->response_mib << 20;
     a->server.max_choices = a->engine.options.max_running;
+    a->server.fixed_seed = a->seed != NULL;
     int code = engine_args_options(&COMMAND, &a->engine, &s->options);
+    if (!code && a->seed)
+        code = sampling_seed(&COMMAND, a->seed, &a->server.sampling.seed);
+    if (!code && !server_check_parsers(&a->server, &err))
+        code = library_error(&COMMAND, &err);
     if (!code)
         code = read_keys(s);
     if (!code)

@@ -462,7 +462,8 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
     j->sent_us = metrics_now_us();
     j->created = s->started_s + (j->sent_us - s->started_us) / 1000000;
     j->setup = s->setup;
-    j->setup.sampling.seed = seed;
+    if (!s->options.fixed_seed)
+        j->setup.sampling.seed = seed;
     if (s->kept) {
         j->responses = (struct responses_store){j, recall, keep};
         j->setup.responses = &j->responses;

@@ -76,10 +76,35 @@ static void no_tick(void *user) {
     (void)user;
 }
 
+/* Reads answers as the options say; which of the two is unknown, or NULL. */
+static const char *set_parsers(const struct server_options *o, struct answer_syntax *syntax) {
+    if (o->tool_call_parser && !answer_syntax_tools(syntax, o->tool_call_parser))
+        return o->tool_call_parser;
+    if (o->reasoning_parser && !answer_syntax_reasoning(syntax, o->reasoning_parser))
+        return o->reasoning_parser;
+    return NULL;
+}
+
+bool server_check_parsers(const struct server_options *o, kvasir_error *err) {
+    struct answer_syntax syntax = {0};
+    const char *unknown = set_parsers(o, &syntax);
+    if (unknown)
+        (void)fail_field(err, KVASIR_ERR_ARGUMENT,
+                         unknown == o->tool_call_parser ? "server.tool_call_parser"
+                                                        : "server.reasoning_parser",
+                         "\"%.40s\" is not a parser that is known here; without one the form is "
+                         "found in the chat template",
+                         unknown);
+    return !unknown;
+}
+
 static void set_up(struct server *s) {
     kvasir_model_info info;
     kvasir_model_get_info(s->model, &info);
     s->syntax = answer_syntax_of(kvasir_model_tokenizer(s->model));
+    const char *unknown = set_parsers(&s->options, &s->syntax);
+    ASSERT(!unknown); /* server_check_parsers */
+    (void)unknown;
     s->setup = (struct api_setup){.tokenizer = kvasir_model_tokenizer(s->model),
                                   .syntax = &s->syntax,
                                   .variables = s->options.variables,
