@@ -414,8 +414,10 @@ static const struct {
 
 static bool copy_fields(json_t *body, bool count, json_t *out, struct api_error *err) {
     json_t *stops = api_get(body, "stop_sequences");
+    json_int_t tokens; /* -1 is for llama.cpp's clients */
     float temperature;
-    if (!api_real(api_get(body, "temperature"), "temperature", 0, 1, &temperature, err))
+    if (!api_whole(body, "max_tokens", 1, UINT32_MAX, &tokens, err) ||
+        !api_real(api_get(body, "temperature"), "temperature", 0, 1, &temperature, err))
         return false;
     if (stops && !json_is_array(stops))
         return api_wrong_type(err, "stop_sequences", stops, "an array of strings");

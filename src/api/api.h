@@ -14,6 +14,7 @@
 #include "api/anthropic.h"
 #include "api/api_answer.h"
 #include "api/api_error.h"
+#include "api/api_fields.h"
 #include "api/api_json.h"
 #include "api/api_request.h"
 #include "api/openai.h"

@@ -9,6 +9,7 @@
  */
 #include "api/api_fields.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -334,4 +335,18 @@ bool api_fields_warn(const struct api_setup *setup, const struct api_body *body,
                                                         u->n - API_UNKNOWN_MAX)) != 0)
         return api_no_memory(err);
     return true;
+}
+
+char *api_fields_unknown(const struct api_body *body) {
+    const struct api_unknown *u = &body->unknown;
+    struct text_buf b = {0};
+    bool good = u->n > 0;
+    for (size_t i = 0; good && i < u->n && i < API_UNKNOWN_MAX; i++)
+        good = (!i || text_puts(&b, ",")) && text_puts(&b, u->fields[i].name);
+    for (size_t i = 0; good && i < b.len; i++)
+        if (!isalnum((unsigned char)b.data[i]) && !strchr("_-.,", b.data[i]))
+            b.data[i] = '?';
+    char *names = good ? mem_strndup(b.data, b.len) : NULL;
+    text_free(&b);
+    return names;
 }

@@ -36,6 +36,9 @@ bool api_fields_check(json_t *members, struct api_error *err);
 /* Unknown fields become warnings of the request, or are refused if the setup is strict. */
 bool api_fields_warn(const struct api_setup *setup, const struct api_body *body,
                      struct api_request *r, struct api_error *err);
+/* The names of unknown fields, "frob,temprature", with ? for what is no word; mem_free. NULL: there
+ * are none, or no memory for them. */
+char *api_fields_unknown(const struct api_body *body);
 /* An error of a field that the client sent under another name gets that name. */
 void api_fields_rename(const struct api_body *body, struct api_error *err);
 

@@ -112,6 +112,9 @@ static bool check_supported(json_t *body, struct api_error *err) {
 }
 
 static bool copy_fields(struct reading *r) {
+    json_int_t tokens; /* -1 is for llama.cpp's clients */
+    if (!api_whole(r->body, "max_output_tokens", 1, UINT32_MAX, &tokens, r->err))
+        return false;
     for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++) {
         json_t *value = api_get(r->body, FIELDS[i].theirs);
         if (value && !put(r, FIELDS[i].chats, json_incref(value)))

@@ -201,6 +201,21 @@ void print_sampling_line(const kvasir_sampling *s, bool recommended) {
     fprintf(stderr, "%s\n", recommended ? " (the model's, where no flag sets it)" : "");
 }
 
+/* What the machine does not have. */
+static void warn_excess(const kvasir_context_info *i) {
+    const uint64_t memory = memory_machine_bytes();
+    char budget[24], all[24];
+    if (i->threads > cpu_count())
+        fprintf(stderr,
+                "note:   warning: %d threads on %d core%s: more than one per core is slower\n",
+                i->threads, cpu_count(), cpu_count() == 1 ? "" : "s");
+    if (memory && i->cache_bytes > memory)
+        fprintf(stderr,
+                "note:   warning: the cache's budget of %s is more than the machine's memory "
+                "of %s\n",
+                human_bytes((double)i->cache_bytes, budget), human_bytes((double)memory, all));
+}
+
 void print_context_facts(const kvasir_context_info *i) {
     char token[24], token16[24], budget[24], length[48] = "any length";
     if (i->ctx)
@@ -212,6 +227,7 @@ void print_context_facts(const kvasir_context_info *i) {
             human_bytes((double)i->cache_bytes, budget));
     fprintf(stderr, "cpu:    %s, tier %s, %d thread%s, activations %d bits\n", cpu_model_name(),
             i->cpu_tier, i->threads, i->threads == 1 ? "" : "s", i->act_bits);
+    warn_excess(i);
     write_notes(stderr, i, "note:   ");
 }
 

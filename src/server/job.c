@@ -26,7 +26,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* A worker has the job, and the exchange waits: JOB_UNREAD, JOB_WRITING. Without a stream: WRITING
  * if the answer is long, then WRITTEN. */
@@ -49,7 +48,8 @@ struct job {
     struct tenant tenant;
     struct responses_store responses; /* the tenant's */
     char *salt;
-    char *body; /* its text, if it is logged */
+    char *body;    /* its text, if it is logged */
+    char *unknown; /* names of fields that nobody knows; NULL: none */
     struct api_setup setup;
     struct api_request request;
     int64_t created;
@@ -108,6 +108,7 @@ static void job_free(struct job *j) {
     j->protocol->close(j->stream);
     api_request_free(&j->request);
     mem_free(j->body);
+    mem_free(j->unknown);
     mem_free(j->salt);
     text_free(&j->out);
     mem_unreserve(j->taken.data, events_room(j));
@@ -398,6 +399,7 @@ static bool read_request(struct job *j, struct http_exchange *exchange, struct a
     http_drop_body(exchange);
     if (!parsed)
         return false;
+    j->unknown = api_fields_unknown(&body);
     const bool good = j->protocol->read(&j->setup, &body, &j->request, err);
     api_body_free(&body); /* the request has references to what it needs */
     if (!good || !set_salt(j, err) || !check_limits(j, err))
@@ -409,30 +411,6 @@ static bool read_request(struct job *j, struct http_exchange *exchange, struct a
                api_no_memory(err);
     }
     return api_answer_init(&j->answer, &j->request) || api_no_memory(err);
-}
-
-static void read_client_id(struct job *j, const struct http_exchange *exchange) {
-    const char *id = http_header(exchange, "X-Request-Id");
-    if (!id || strlen(id) >= sizeof j->client_id)
-        return;
-    for (const char *p = id; *p; p++)
-        if (!strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:", *p))
-            return;
-    snprintf(j->client_id, sizeof j->client_id, "%s", id);
-}
-
-/* "prefix" and 24 random hex digits, and a seed, random too: neither tells anybody what other
- * requests got or how many there were. The kernel's generator is a keyed one. */
-static bool new_id(const char *prefix, char out[JOB_ID_MAX], uint64_t *seed) {
-    struct {
-        uint64_t seed, high;
-        uint32_t low;
-    } random;
-    if (getentropy(&random, sizeof random) != 0)
-        return false;
-    snprintf(out, JOB_ID_MAX, "%s%016llx%08x", prefix, (unsigned long long)random.high, random.low);
-    *seed = random.seed;
-    return true;
 }
 
 static bool recall(void *user, const char *id, json_t *items, struct api_error *err) {
@@ -449,7 +427,7 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
                               const struct protocol *protocol, const struct tenant *tenant) {
     struct job *j = calloc(1, sizeof *j);
     uint64_t seed; /* unless the request has one */
-    if (!j || !new_id(protocol->id_prefix, j->id, &seed)) {
+    if (!j || !server_new_id(protocol->id_prefix, j->id, &seed)) {
         free(j);
         return NULL;
     }
@@ -468,7 +446,8 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
         j->responses = (struct responses_store){j, recall, keep};
         j->setup.responses = &j->responses;
     }
-    read_client_id(j, exchange);
+    server_client_id(exchange, j->client_id);
+    snprintf(exchange->id, sizeof exchange->id, "%s", *j->client_id ? j->client_id : j->id);
     pthread_mutex_init(&j->mutex, NULL);
     return j;
 }
@@ -572,9 +551,9 @@ enum http_step job_begin(struct server *s, struct http_exchange *exchange,
 }
 
 static enum http_step begin_stream(struct job *j, struct http_exchange *exchange) {
-    struct http_reply reply = reply_head(j->server, HTTP_OK, "text/event-stream; charset=utf-8");
+    struct http_reply reply =
+        reply_head(j->server, exchange, HTTP_OK, "text/event-stream; charset=utf-8");
     http_reply_header(&reply, "X-Accel-Buffering", "no"); /* proxies pass it on at once */
-    http_reply_header(&reply, "X-Request-Id", *j->client_id ? j->client_id : j->id);
     return http_reply_stream(exchange, &reply, fill);
 }
 
@@ -675,7 +654,8 @@ struct job_record {
     uint32_t common_tokens;
     kvasir_miss why;
     struct metrics_request times;
-    char *body; /* the job's, taken; NULL unless options.log_prompts */
+    char *body;    /* the job's, taken; NULL unless options.log_prompts */
+    char *unknown; /* likewise, NULL unless there are any */
 };
 
 static const char *finish_text(const struct job *j) {
@@ -698,10 +678,11 @@ static void record_job(struct job *j, unsigned status, struct job_record *out) {
                                .common_tokens = j->common_tokens,
                                .why = j->why,
                                .times = j->times,
-                               .body = j->body};
+                               .body = j->body,
+                               .unknown = j->unknown};
     memcpy(out->id, j->id, sizeof out->id);
     memcpy(out->client_id, j->client_id, sizeof out->client_id);
-    j->body = NULL;
+    j->body = j->unknown = NULL;
 }
 
 static int64_t ms_between(int64_t from_us, int64_t to_us) {
@@ -713,14 +694,15 @@ static void log_record(const struct server *s, const struct job_record *r, const
     log_add(s->log,
             "id=%s client_id=%s route=%s status=%u finish=%s prompt=%u cached=%u hit=%s "
             "diverged_at=%u common=%u why=%s new=%u cache_bytes=%llu queue_ms=%lld "
-            "first_token_ms=%lld total_ms=%lld client=%s",
+            "first_token_ms=%lld total_ms=%lld client=%s%s%s",
             r->id, *r->client_id ? r->client_id : "-", r->route, r->status, r->finish,
             r->prompt_tokens, r->cached_tokens, kvasir_hit_text(r->hit), r->cached_tokens,
             r->common_tokens, kvasir_miss_text(r->why), r->completion_tokens,
             (unsigned long long)r->cache_bytes,
             (long long)ms_between(t->submitted_us, t->started_us),
             (long long)ms_between(t->submitted_us, t->first_us),
-            (long long)ms_between(t->submitted_us, metrics_now_us()), client);
+            (long long)ms_between(t->submitted_us, metrics_now_us()), client,
+            r->unknown ? " unknown_fields=" : "", r->unknown ? r->unknown : "");
     if (s->options.log_prompts)
         log_add(s->log, "id=%s body=%s", r->id, r->body ? r->body : "-");
 }
@@ -738,8 +720,7 @@ static void job_done(struct http_exchange *exchange, unsigned status) {
     record_job(j, status, &record);
     pthread_mutex_unlock(&j->mutex);
     if (refused)
-        log_add(s->log, "route=%s status=%u client=%s", j->protocol->name, status,
-                exchange->client);
+        reply_log(s, exchange, j->protocol->name, status);
     if (complete || refused)
         job_end(j);
     else /* the last event may have freed the job by now */
@@ -747,6 +728,7 @@ static void job_done(struct http_exchange *exchange, unsigned status) {
     if (!refused)
         log_record(s, &record, exchange->client);
     mem_free(record.body);
+    mem_free(record.unknown);
 }
 
 static bool is_called(const struct job *j, const struct tenant *tenant, const char *id) {

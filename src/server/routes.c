@@ -155,7 +155,7 @@ static enum http_step run_model(struct server *s, struct http_exchange *exchange
 
 static enum http_step run_metrics(struct server *s, struct http_exchange *exchange,
                                   const struct route *r, const struct tenant *t) {
-    const struct http_reply reply = reply_head(s, HTTP_OK, METRICS_CONTENT_TYPE);
+    const struct http_reply reply = reply_head(s, exchange, HTTP_OK, METRICS_CONTENT_TYPE);
     struct server_figures f = figures(s);
     size_t len;
     struct tenant_figures *tenants = add_tenants(s, t, &f);
@@ -168,7 +168,7 @@ static enum http_step run_metrics(struct server *s, struct http_exchange *exchan
 
 static enum http_step run_page(struct server *s, struct http_exchange *exchange,
                                const struct route *r, const struct tenant *t) {
-    struct http_reply reply = reply_head(s, HTTP_OK, SERVER_PAGE_TYPE);
+    struct http_reply reply = reply_head(s, exchange, HTTP_OK, SERVER_PAGE_TYPE);
     (void)r, (void)t;
     http_reply_header(&reply, "Content-Security-Policy", SERVER_PAGE_CSP);
     return http_reply_static(exchange, &reply, SERVER_PAGE, SERVER_PAGE_LEN);
@@ -377,8 +377,8 @@ static const struct protocol *protocol_of(const struct http_exchange *exchange) 
 
 /* A browser asks whether another site's page may send a request. */
 static enum http_step preflight(struct server *s, struct http_exchange *exchange) {
-    struct http_reply r = reply_head(s, HTTP_NO_CONTENT, NULL);
-    if (s->options.cors_origin) {
+    struct http_reply r = reply_head(s, exchange, HTTP_NO_CONTENT, NULL);
+    if (origin_allowed(s, exchange)) {
         http_reply_header(&r, "Access-Control-Allow-Methods", "GET, POST, DELETE");
         http_reply_header(&r, "Access-Control-Allow-Headers", "*, Authorization");
     }

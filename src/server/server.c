@@ -48,8 +48,7 @@ static void handle_done(void *user, struct http_exchange *exchange, unsigned sta
     if (exchange->user)
         ((const struct task *)exchange->user)->done(exchange, status);
     else if (status >= HTTP_BAD_REQUEST)
-        log_add(s->log, "route=%s status=%u client=%s", routes_name(exchange), status,
-                exchange->client);
+        reply_log(s, exchange, routes_name(exchange), status);
 }
 
 /* What requests owned goes back to the system when some of it has come together, at most once a

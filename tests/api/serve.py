@@ -119,9 +119,12 @@ def test_log(prompts):
                             ({"messages": [{"role": SECRET, "content": SECRET}]}, "messages[0]")):
             status, error = s.ask("POST", "/v1/chat/completions", body)
             check(status == 400 and place in error["error"]["message"], status, error)
-        check(s.ask("GET", "/v1/" + SECRET)[0] == 404, "a path that is not there")
+        check(s.ask("GET", "/v1/nowhere")[0] == 404, "a path that is not there")
         # Each connection queues its own line, so the four come in any order.
-        s.line("(?s)(?=(.*?^route=chat status=400 client=127.0.0.1$){3}).*^route=other status=404 ")
+        s.line("(?s)(?=(.*?^route=chat status=400 client=127.0.0.1 method=POST path=/v1/chat/"
+               "completions why=\"[^\"\n]+\"$){3}).*^route=other status=404 ")
+        s.line("(?m)^route=other status=404 .* path=/v1/nowhere why=\"path not found\"$")
+        s.line("(?m) why=\"max_tokens: is a string, not a whole number\"$")
         with socket.create_connection((s.host, s.port)) as gone:
             body = json.dumps(chat_body("Once", 50000, stream=True)).encode()
             gone.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
