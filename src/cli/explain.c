@@ -161,6 +161,7 @@ static void write_groups(FILE *to, const kvasir_context_info *i, const char *beg
 
 /* Lines that each begin with `begin`. */
 static void write_notes(FILE *to, const kvasir_context_info *i, const char *begin) {
+    char bytes[24];
     for (uint32_t f = 0; f < i->n_facts; f++) {
         fputs(begin, to);
         write_fact(to, &i->facts[f]);
@@ -173,8 +174,8 @@ static void write_notes(FILE *to, const kvasir_context_info *i, const char *begi
                 "of a step of %u tokens included\n",
                 begin, i->visible, (unsigned long long)i->ctx_bytes, i->prefill_chunk);
     else
-        fprintf(to, "%sa sequence of %u tokens takes %llu bytes of cache\n", begin, i->ctx,
-                (unsigned long long)i->ctx_bytes);
+        fprintf(to, "%sa sequence of %u tokens takes %s of cache\n", begin, i->ctx,
+                human_bytes((double)i->ctx_bytes, bytes));
 }
 
 void print_model_line(const kvasir_model_info *m) {

@@ -111,13 +111,22 @@ static bool foreign_page(const struct server *s, const char *origin, const char 
     return !site || !host || strcasecmp(site, host) != 0;
 }
 
-const char *origin_refused(const struct server *s, const struct http_exchange *exchange) {
-    const char *host = http_header(exchange, "Host");
-    if (foreign_page(s, http_header(exchange, "Origin"), host))
-        return "pages of this Origin may not use this server: its option cors-origin would have to "
-               "name the site";
-    if (foreign_name(s, host))
-        return "the Host header does not name this server: use its address, or add the name to its "
-               "option allowed-hosts";
-    return NULL;
+bool origin_refused(const struct server *s, const struct http_exchange *exchange, char *why,
+                    size_t size) {
+    enum { SHOWN = 80 };
+    const char *host = http_header(exchange, "Host"), *origin = http_header(exchange, "Origin");
+    char name[SHOWN];
+    if (foreign_page(s, origin, host))
+        snprintf(why, size,
+                 "pages of '%s' may not use this server unless its option cors-origin names the "
+                 "site",
+                 log_visible(origin, name, sizeof name));
+    else if (foreign_name(s, host))
+        snprintf(why, size,
+                 "Host '%s' does not name this server: use its address, or add the name to its "
+                 "option allowed-hosts",
+                 log_visible(host, name, sizeof name));
+    else
+        return false;
+    return true;
 }

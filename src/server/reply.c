@@ -59,12 +59,9 @@ static void set_why(struct http_exchange *exchange, const char *text) {
 void reply_log(const struct server *s, const struct http_exchange *exchange, const char *route,
                unsigned status) {
     char path[200];
-    size_t n = 0;
-    for (const char *p = exchange->path; *p && n + 1 < sizeof path; p++)
-        path[n++] = *p > 0x20 && *p < 0x7f && *p != '"' ? *p : '?';
-    path[n] = 0;
     log_add(s->log, "route=%s status=%u client=%s method=%s path=%s why=\"%s\"", route, status,
-            exchange->client, exchange->method, path, exchange->why);
+            exchange->client, exchange->method, log_visible(exchange->path, path, sizeof path),
+            exchange->why);
 }
 
 /* ---- replies --------------------------------------------------------------------------------- */

@@ -128,8 +128,9 @@ void routes_refuse(void *user, struct http_exchange *exchange, unsigned status, 
 /* The route's name for log and metrics; "other": there is none. */
 const char *routes_name(const struct http_exchange *exchange);
 
-/* Why the Origin or Host header is refused (origin.c); NULL: it is not. */
-const char *origin_refused(const struct server *s, const struct http_exchange *exchange);
+/* Whether the Origin or Host header is refused (origin.c), and why. */
+bool origin_refused(const struct server *s, const struct http_exchange *exchange, char *why,
+                    size_t size);
 /* The site whose pages may read the reply: "*", the one of the options, or the exchange's own on
  * this machine; NULL: none. */
 const char *origin_allowed(const struct server *s, const struct http_exchange *exchange);

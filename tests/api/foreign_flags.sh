@@ -34,6 +34,12 @@ s '--mmproj: images are not supported' -m x --mmproj y
 s '-hf: kvasir does not download: run hf download' -hf org/name
 s '--jinja: takes no value' -m x --jinja=1
 
+# ---- more than there is --------------------------------------------------------------------------
+
+good serve -m "$tiny" --cache-memory-mb 1000000 --threads 500 --dry-run
+grep -q '^note:   warning: 500 threads on [0-9]* cores*: more than one' err || die "threads"
+grep -q "^note:   warning: the cache's budget of 976.6 GiB is more than" err || die "memory"
+
 # ---- vLLM ----------------------------------------------------------------------------------------
 
 plan "$tiny" --max-model-len 640 --kv-cache-dtype fp8 --enable-prefix-caching --dtype bfloat16 \
