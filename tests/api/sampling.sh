@@ -35,3 +35,5 @@ grep -q '^sample: temperature 0$' err || die "serve --generation-config none"
 echo '{"temperature": "hot"}' >model/generation_config.json
 expect 1 'generation_config.json: field temperature must be a number from 0 to 1000' \
     generate -m model -p x
+expect 2 '^kvasir chat: --generation-config: not allowed with --url' \
+    chat --url http://127.0.0.1:1 --generation-config none
