@@ -246,7 +246,7 @@ static void put_sampling(const struct remote *r, json_t *body) {
                 s->presence_context, d.presence_context);
     put_penalty(body, "frequency_penalty", (double)s->frequency_penalty, "frequency_context_size",
                 s->frequency_context, d.frequency_context);
-    if (!(s->temp <= 0)) /* the server's may be above 0 */
+    if (s->temp > 0 || r->o->sampling.seed) /* unset, the server's may be above 0 */
         json_object_set_new(body, "seed",
                             json_integer((json_int_t)((s->seed + r->turns) & INT64_MAX)));
     json_t *bias = s->n_logit_bias ? json_object() : NULL;
