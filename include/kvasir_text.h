@@ -207,6 +207,13 @@ KVASIR_API kvasir_status kvasir_chat_render_value(const kvasir_tokenizer *tokeni
                                                   char **authors, size_t *len, kvasir_error *err);
 /* Offset of the first byte that is not UTF-8; len: all is. */
 KVASIR_API size_t kvasir_utf8_check(const char *text, size_t len);
+/* Writes the sampling that the model's makers recommend (generation_config.json, or a GGUF file's
+ * general.sampling.*) over *sampling: temp, top_p, top_k, min_p, repetition_penalty. What they do
+ * not mention stays. Returns whether they recommend anything. */
+struct kvasir_model;
+struct kvasir_sampling;
+KVASIR_API bool kvasir_model_sampling(const struct kvasir_model *model,
+                                      struct kvasir_sampling *sampling);
 
 #ifdef __cplusplus
 }

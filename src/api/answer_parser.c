@@ -294,13 +294,15 @@ uint64_t answer_seed(const char *id, uint32_t choice) {
 }
 
 /* "call_" and 24 characters; Mistral's templates want 9 characters and nothing else. */
-enum { ID_SIZE = 32 };
+enum { ID_SIZE = 8 + 24 + 1 };
 static void make_id(const struct answer_parser *p, char id[ID_SIZE]) {
     static const char CHARS[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     bool mistral = p->o.syntax.tools == ANSWER_MISTRAL;
     uint64_t state = p->o.seed + 0x9e3779b97f4a7c15u * p->n_calls;
-    size_t n = mistral ? 0 : 5;
-    memcpy(id, "call_", 5);
+    const char *prefix = p->o.id_prefix ? p->o.id_prefix : "call_";
+    size_t n = mistral ? 0 : strlen(prefix);
+    ASSERT(n <= 8);
+    memcpy(id, prefix, n);
     for (int i = 0; i < (mistral ? 9 : 24); i++) { /* splitmix64 */
         state += 0x9e3779b97f4a7c15u * (UINT64_C(1) << 32 | 1);
         id[n++] = CHARS[mix_bits(state) % (sizeof CHARS - 1)];

@@ -213,3 +213,56 @@ enum answer_start answer_start_of(const struct answer_syntax *syntax, const char
     return syntax->think_open && ends_with(prompt, len, syntax->think_open) ? ANSWER_AT_REASONING
                                                                             : ANSWER_AT_CONTENT;
 }
+
+/* ---- names of other servers ------------------------------------------------------------------ */
+
+/* vLLM's and vllm-mlx's parsers that read the same. */
+static const struct {
+    const char *name;
+    enum answer_tools tools;
+} TOOL_PARSERS[] = {
+    {"hermes", ANSWER_HERMES},          {"qwen", ANSWER_HERMES},
+    {"qwen3_coder", ANSWER_QWEN_CODER}, {"qwen3_xml", ANSWER_QWEN_CODER},
+    {"llama3_json", ANSWER_LLAMA3},     {"llama4_json", ANSWER_LLAMA3},
+    {"llama", ANSWER_LLAMA3},           {"mistral", ANSWER_MISTRAL},
+    {"gemma4", ANSWER_GEMMA4},          {"functiongemma", ANSWER_FUNCTION_GEMMA},
+    {"lfm2", ANSWER_PYTHONIC},          {"openai", ANSWER_HARMONY},
+    {"gpt_oss", ANSWER_HARMONY},
+};
+/* open: of the row of THINKING; NULL: harmony, which has no markers. */
+static const struct {
+    const char *name, *open;
+} REASONING_PARSERS[] = {
+    {"qwen3", "<think>"},   {"deepseek_r1", "<think>"},      {"glm45", "<think>"},
+    {"mistral", "[THINK]"}, {"gemma4", "<|channel>thought"}, {"openai_gptoss", NULL},
+    {"gpt_oss", NULL},
+};
+
+bool answer_syntax_tools(struct answer_syntax *s, const char *parser) {
+    for (size_t i = 0; i < sizeof TOOL_PARSERS / sizeof *TOOL_PARSERS; i++)
+        for (size_t k = 0; k < sizeof CALLS / sizeof *CALLS; k++) {
+            const struct answer_syntax *calls = &CALLS[k].syntax;
+            if (strcmp(parser, TOOL_PARSERS[i].name) != 0 || calls->tools != TOOL_PARSERS[i].tools)
+                continue;
+            s->tools = calls->tools;
+            s->call_open = calls->call_open;
+            s->call_close = calls->call_close;
+            return true;
+        }
+    return false;
+}
+
+bool answer_syntax_reasoning(struct answer_syntax *s, const char *parser) {
+    for (size_t i = 0; i < sizeof REASONING_PARSERS / sizeof *REASONING_PARSERS; i++) {
+        const char *open = REASONING_PARSERS[i].open;
+        if (strcmp(parser, REASONING_PARSERS[i].name) != 0)
+            continue;
+        for (size_t k = 0; open && k < sizeof THINKING / sizeof *THINKING; k++)
+            if (strcmp(THINKING[k].open, open) == 0) {
+                s->think_open = THINKING[k].open;
+                s->think_close = THINKING[k].close;
+            }
+        return true;
+    }
+    return false;
+}

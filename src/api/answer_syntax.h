@@ -58,6 +58,11 @@ struct answer_syntax {
 /* By the markers in the chat template, or else by the vocabulary. */
 struct answer_syntax answer_syntax_of(const kvasir_tokenizer *tokenizer);
 
+/* Reads calls, or reasoning, as a parser of vLLM's with this name does, whatever the template says.
+ * False: no parser that this build has is called so. */
+bool answer_syntax_tools(struct answer_syntax *s, const char *parser);
+bool answer_syntax_reasoning(struct answer_syntax *s, const char *parser);
+
 bool answer_template_has(const kvasir_tokenizer *tokenizer, const char *text);
 bool answer_is_control(const kvasir_tokenizer *tokenizer, int32_t id);
 
@@ -116,6 +121,7 @@ struct answer_options {
     bool fences;    /* a block of code that is a call of one of `schema`'s tools counts as one */
     json_t *schema; /* the request's tools, for syntaxes without types; may be NULL */
     uint64_t seed;  /* for the ids of calls (answer_seed) */
+    const char *id_prefix; /* of the ids of calls, at most 8 bytes; NULL: "call_" */
 };
 /* Of choice `choice` of request `id`: the same calls get the same ids. */
 uint64_t answer_seed(const char *id, uint32_t choice);

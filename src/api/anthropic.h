@@ -57,8 +57,9 @@ enum anthropic_block {
 struct anthropic_stream {
     struct text_buf *out; /* events are appended here; borrowed */
     enum anthropic_block open;
-    uint32_t blocks; /* begun */
-    bool calls;      /* a tool was called */
+    uint32_t blocks;  /* begun */
+    bool calls;       /* a tool was called */
+    json_t *warnings; /* of the request, for message_delta; borrowed; NULL: none */
 };
 /* message_start, ping */
 bool anthropic_stream_start(struct anthropic_stream *s, const char *id, const char *model,

@@ -103,13 +103,14 @@ json_t *anthropic_answer_body(json_t *answer, const char *id, const char *stop) 
     bool cut = finish && strcmp(finish, "length") == 0,
          calls = json_array_size(json_object_get(message, "tool_calls")) > 0;
     return json_pack(
-        "{s:s, s:s, s:s, s:O, s:o, s:s, s:s?, s:o}", "id", id, "type", "message", "role",
+        "{s:s, s:s, s:s, s:O, s:o, s:s, s:s?, s:o, s:O*}", "id", id, "type", "message", "role",
         "assistant", "model", json_object_get(answer, "model"), "content", content_json(message),
         "stop_reason", stop_reason(cut, calls, stop), "stop_sequence",
         stop_sequence(cut, calls, stop), "usage",
         usage_json(count_of(usage, "prompt_tokens"),
                    count_of(json_object_get(usage, "prompt_tokens_details"), "cached_tokens"),
-                   count_of(usage, "completion_tokens")));
+                   count_of(usage, "completion_tokens")),
+        "warnings", json_object_get(answer, "warnings"));
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -216,9 +217,10 @@ bool anthropic_stream_finish(struct anthropic_stream *s, kvasir_finish finish, c
     if ((s->blocks == 0 && !begin_text(s, ANTHROPIC_TEXT)) || !end_block(s))
         return false;
     json_t *end = json_pack(
-        "{s:s, s:{s:s, s:s?}, s:o}", "type", "message_delta", "delta", "stop_reason",
+        "{s:s, s:{s:s, s:s?}, s:o, s:O*}", "type", "message_delta", "delta", "stop_reason",
         stop_reason(cut, s->calls, stop), "stop_sequence", stop_sequence(cut, s->calls, stop),
-        "usage", usage_json(usage->prompt_tokens, usage->cached_tokens, usage->completion_tokens));
+        "usage", usage_json(usage->prompt_tokens, usage->cached_tokens, usage->completion_tokens),
+        "warnings", s->warnings);
     return event(s, end) && event(s, json_pack("{s:s}", "type", "message_stop"));
 }
 

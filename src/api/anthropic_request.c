@@ -26,6 +26,7 @@
  */
 #include "api/anthropic.h"
 #include "api/api_chat.h"
+#include "api/api_fields.h"
 #include "api/api_json.h"
 #include "util/json.h"
 
@@ -288,9 +289,6 @@ static bool read_tool_choice(json_t *body, json_t *out, struct api_error *err) {
 
 /* ---- other fields ---------------------------------------------------------------------------- */
 
-/* Not supported, unless empty. */
-static const char *const NOT_SUPPORTED[] = {"container", "mcp_servers"};
-
 /* Edits of the prompt: only dropping older reasoning is accepted, which templates do anyway. */
 static bool check_edits(json_t *body, struct api_error *err) {
     static const char KNOWN[] = "clear_thinking_";
@@ -309,17 +307,6 @@ static bool check_edits(json_t *body, struct api_error *err) {
                               type);
     }
     return true;
-}
-
-static bool check_supported(json_t *body, struct api_error *err) {
-    for (size_t i = 0; i < sizeof NOT_SUPPORTED / sizeof *NOT_SUPPORTED; i++) {
-        json_t *value = api_get(body, NOT_SUPPORTED[i]);
-        bool empty = (json_is_array(value) && json_array_size(value) == 0) ||
-                     (json_is_object(value) && json_object_size(value) == 0);
-        if (value && !empty)
-            return api_refuse(err, NOT_SUPPORTED[i], "is not supported");
-    }
-    return check_edits(body, err);
 }
 
 /* {"type": "enabled", "budget_tokens": 1024} */
@@ -407,16 +394,30 @@ static bool read_output_config(json_t *body, json_t *out, struct api_error *err)
 static const struct {
     const char *theirs, *openai;
 } FIELDS[] = {
-    {"model", "model"},   {"max_tokens", "max_tokens"}, {"temperature", "temperature"},
-    {"top_p", "top_p"},   {"top_k", "top_k"},           {"stop_sequences", "stop"},
-    {"stream", "stream"}, {"cache_salt", "cache_salt"}, {"control_tokens", "control_tokens"},
+    {"model", "model"},
+    {"max_tokens", "max_tokens"},
+    {"temperature", "temperature"},
+    {"top_p", "top_p"},
+    {"top_k", "top_k"},
+    {"stop_sequences", "stop"},
+    {"stream", "stream"},
+    {"cache_salt", "cache_salt"},
+    {"control_tokens", "control_tokens"},
     {"cache", "cache"},
+    {"min_p", "min_p"},
+    {"seed", "seed"},
+    {"repetition_penalty", "repetition_penalty"},
+    {"repetition_context_size", "repetition_context_size"},
+    {"presence_penalty", "presence_penalty"},
+    {"frequency_penalty", "frequency_penalty"},
 };
 
 static bool copy_fields(json_t *body, bool count, json_t *out, struct api_error *err) {
     json_t *stops = api_get(body, "stop_sequences");
+    json_int_t tokens; /* -1 is for llama.cpp's clients */
     float temperature;
-    if (!api_real(api_get(body, "temperature"), "temperature", 0, 1, &temperature, err))
+    if (!api_whole(body, "max_tokens", 1, UINT32_MAX, &tokens, err) ||
+        !api_real(api_get(body, "temperature"), "temperature", 0, 1, &temperature, err))
         return false;
     if (stops && !json_is_array(stops))
         return api_wrong_type(err, "stop_sequences", stops, "an array of strings");
@@ -437,9 +438,6 @@ enum api_want anthropic_wants(const char *name, size_t len, const char **known) 
     for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++)
         if (json_name_is(name, len, *known = FIELDS[i].theirs))
             return API_TREE;
-    for (size_t i = 0; i < sizeof NOT_SUPPORTED / sizeof *NOT_SUPPORTED; i++)
-        if (json_name_is(name, len, *known = NOT_SUPPORTED[i]))
-            return API_TREE;
     return api_want_of(&(struct api_names){API_TREE, NAMES}, 1, name, len, known);
 }
 
@@ -449,10 +447,11 @@ json_t *anthropic_translate(json_t *body, bool count, struct api_error *err) {
     struct api_chat chat = {.messages = json_array(), .err = err};
     json_t *out = json_object();
     bool good = (out && chat.messages) || api_no_memory(err);
-    good = good && check_supported(body, err) && copy_fields(body, count, out, err) &&
-           read_tools(body, out, err) && read_tool_choice(body, out, err) &&
-           read_kwargs(body, out, err) && read_output_config(body, out, err) &&
-           read_formats(body, out, err) && read_chat(&chat, body, out);
+    good = good && api_fields_check(body, err) && check_edits(body, err) &&
+           copy_fields(body, count, out, err) && read_tools(body, out, err) &&
+           read_tool_choice(body, out, err) && read_kwargs(body, out, err) &&
+           read_output_config(body, out, err) && read_formats(body, out, err) &&
+           read_chat(&chat, body, out);
     api_chat_free(&chat);
     if (good)
         return out;
@@ -488,12 +487,19 @@ static void rename_error(json_t *body, json_t *translated, struct api_error *err
 
 static bool read_body(const struct api_setup *setup, const struct api_body *body, bool count,
                       struct api_request *out, struct api_error *err) {
-    struct api_body translated = {.members = anthropic_translate(body->members, count, err)};
+    struct api_body translated = {.members = anthropic_translate(body->members, count, err),
+                                  .unknown = body->unknown};
+    struct api_setup clamped = *setup;
     if (!translated.members)
         return false;
-    bool good = openai_read(setup, API_CHAT, &translated, out, err);
-    if (!good)
+    clamped.clamp_tokens = true; /* Claude Code asks for 32,000 tokens, whatever the model */
+    bool good = openai_read(&clamped, API_CHAT, &translated, out, err);
+    if (good)
+        out->answer.id_prefix = "toolu_";
+    else {
         rename_error(body->members, translated.members, err);
+        api_fields_rename(body, err);
+    }
     api_body_free(&translated);
     return good;
 }

@@ -53,6 +53,7 @@ static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *o
     const struct anthropic_usage usage = {e->prompt_tokens, e->cached_tokens,
                                           s->completion_tokens += e->kind == KVASIR_EVENT_TOKEN};
     s->events.out = out;
+    s->events.warnings = s->c.request->warnings;
     if (e->kind == KVASIR_EVENT_START)
         return anthropic_stream_start(&s->events, s->c.id, s->c.request->model, &usage);
     if (!answer_parser_push(s->parser, e->text, e->len))

@@ -15,6 +15,7 @@
 #include "api/anthropic.h"
 #include "api/api_answer.h"
 #include "api/api_error.h"
+#include "api/api_fields.h"
 #include "api/api_json.h"
 #include "api/api_prompts.h"
 #include "api/api_request.h"

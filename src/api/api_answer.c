@@ -17,6 +17,10 @@ bool api_answer_good(const struct api_answer *a, struct api_error *err) {
     return !a->failed && !a->cancelled;
 }
 
+bool api_answer_warn(json_t *body, const struct api_request *r) {
+    return !r->warnings || json_object_set(body, "warnings", r->warnings) == 0;
+}
+
 void api_choice_free(struct api_choice *c) {
     mem_free(c->text);
     mem_free(c->tokens);

@@ -51,5 +51,8 @@ size_t api_answer_bytes(const struct api_answer *a);
 bool api_echo_reserve(struct api_choice *c, const struct api_request *r, uint32_t prompt);
 bool api_echo_event(struct api_choice *c, const kvasir_event *event);
 void api_choice_free(struct api_choice *c);
+/* The request's warnings become a member of body, an object, if there are any. False: out of
+ * memory. */
+bool api_answer_warn(json_t *body, const struct api_request *r);
 
 #endif

@@ -3,6 +3,7 @@
  * so charged to the request, are the trees and the integers; a member that is not wanted costs
  * nothing, whatever its size. */
 #include "api/api_body.h"
+#include "api/api_fields.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -148,12 +149,29 @@ static kvasir_status take_ids(struct body_reader *r, const struct json_part *m, 
     return json_walk(m->value, m->value_len, first == '[' ? take_list : take_id, list, err);
 }
 
+/* The protocol's wish, or the tree of a field that api_fields.c knows what to do with. */
+static enum api_want want_of(struct body_reader *r, const struct json_part *m, const char **name) {
+    const char *ours;
+    const enum api_want want = r->wants(m->name, m->name_len, name);
+    if (want != API_SKIP)
+        return want;
+    const struct api_field *field = api_field_find(m->name, m->name_len);
+    const bool renamed =
+        field && (field->kind == API_FIELD_ALIAS || field->kind == API_FIELD_VARIABLE);
+    if (!field || (renamed && r->wants(field->with, strlen(field->with), &ours) != API_TREE)) {
+        api_field_note(&r->body->unknown, m->name, m->name_len, r->wants);
+        return API_SKIP;
+    }
+    *name = field->name;
+    return field->kind == API_FIELD_HARMLESS ? API_SKIP : API_TREE;
+}
+
 static kvasir_status take_member(void *user, const struct json_part *m, kvasir_error *err) {
     struct body_reader *r = user;
     const char *name;
     if (!m->name) /* an item: the body is no object */
         return KVASIR_OK;
-    const enum api_want want = r->wants(m->name, m->name_len, &name);
+    const enum api_want want = want_of(r, m, &name);
     if (want == API_SKIP)
         return KVASIR_OK;
     if (find_ids(r->body, name) || json_object_get(r->body->members, name))
@@ -181,9 +199,12 @@ bool api_body_read(const char *text, size_t len, uint32_t vocab, api_want_fn *wa
     if (!out->members)
         return api_no_memory(err);
     const kvasir_status status = json_walk(text, len, take_member, &r, &why);
-    if (status == KVASIR_OK && is_object(text, len))
+    const bool object = status == KVASIR_OK && is_object(text, len);
+    if (object && api_fields_settle(out->members, err))
         return true;
     api_body_free(out);
+    if (object)
+        return false;
     return status == KVASIR_OK ? api_refuse(err, NULL, "the request body is not a JSON object")
            : status == KVASIR_ERR_MEMORY ? api_no_memory(err)
                                          : api_refuse(err, NULL, "%s", why.text);

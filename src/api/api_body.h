@@ -6,7 +6,9 @@
  *          member: a tree       ids: integers           not wanted: checked and passed over
  *
  * A protocol says by name which members it wants. Wrong ids are no error yet: api_take_ids reports
- * them, so that errors come in the order in which members are used.
+ * them, so that errors come in the order in which members are used. Members that are not wanted are
+ * looked up in the table of api_fields.c: other names of wanted ones are read as those, the names
+ * of unknown ones are noted.
  */
 #ifndef API_API_BODY_H
 #define API_API_BODY_H
@@ -41,9 +43,20 @@ struct api_ids {
     struct api_error refused; /* status 0: they are good */
 };
 
+/* The first names that nobody knows, cut at characters. */
+enum { API_UNKNOWN_MAX = 8, API_UNKNOWN_BYTES = 48 };
+struct api_unknown {
+    struct {
+        char name[API_UNKNOWN_BYTES];
+        const char *near; /* a known name that may be meant; NULL */
+    } fields[API_UNKNOWN_MAX];
+    size_t n; /* of all, more than are kept perhaps */
+};
+
 enum { API_ID_LISTS = 2 }; /* no protocol wants more */
 struct api_body {
-    json_t *members; /* object */
+    json_t *members;            /* object */
+    struct api_unknown unknown; /* members, by name */
     struct api_ids lists[API_ID_LISTS];
     size_t n_lists;
 };

@@ -44,6 +44,7 @@ void api_request_free(struct api_request *r) {
     free(r->logit_bias);
     json_decref(r->echo);
     json_decref(r->input);
+    json_decref(r->warnings);
     text_free(&r->constraint.grammar);
     kept_grammar_release(r->grammar);
     json_decref(r->kept);

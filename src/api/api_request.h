@@ -50,6 +50,8 @@ struct api_setup {
     kvasir_pooling pooling;                  /* likewise */
     uint32_t ctx;                            /* tokens of a prompt and its answer; 0: not known */
     bool prompt_cache;                       /* "prompt_cache", the path of a file, is allowed */
+    bool strict_fields;                      /* unknown fields are refused */
+    bool clamp_tokens; /* an answer that is asked to be longer than fits becomes shorter */
 };
 
 /* One of a request's prompts, and its request to the engine. */
@@ -104,6 +106,7 @@ struct api_request {
      * new items. */
     json_t *echo, *input;
     bool store;                  /* the response is kept */
+    json_t *warnings;            /* array of texts, for the answer; NULL: none */
     json_t *kept;                /* array: references to strings of the body that are used */
     struct api_prompts_run *run; /* of several prompts, from api_submit on */
 };

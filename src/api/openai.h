@@ -8,9 +8,9 @@
  *     chunks <-- openai_stream.c <-- events
  *
  * Invariants
- *   REQUEST-1  A field that would change the answer is honoured or refused by its name. Unknown
- *              other fields are ignored. Fields that mlx-lm, vllm-mlx and vLLM add keep their
- *              names.
+ *   REQUEST-1  A field that would change the answer is honoured or refused by its name
+ *              (api_fields.c). Unknown fields are named in the answer's "warnings", or refused.
+ *              Fields that mlx-lm, vllm-mlx and vLLM add keep their names.
  *   REQUEST-2  An error about a field begins with its path, "messages[2].content: ", and is one
  *              line of UTF-8, whatever the body contains.
  *   REQUEST-3  Nothing here prints, opens files or keeps state between requests. Functions may run

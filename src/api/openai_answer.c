@@ -375,7 +375,7 @@ json_t *openai_answer_body(const struct api_answer *a, const struct api_setup *s
         json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", id, "object",
                   chat ? "chat.completion" : "text_completion", "created", (json_int_t)created,
                   "model", a->request->model, "choices", choices, "usage", usage_json(a));
-    if (good && body)
+    if (good && body && api_answer_warn(body, a->request))
         return body;
     json_decref(body);
     api_no_memory(err);

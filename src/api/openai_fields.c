@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* openai_fields.c: the fields of a body except its prompt: limits, sampling, stops, logprobs, and
- * those that are refused.
+/* openai_fields.c: the fields of a body except its prompt: limits, sampling, stops, logprobs.
+ * api_fields.c has those that are refused.
  *
  * A value of the wrong type or out of range is refused by its name. Ranges of sampling are the
  * sampler's (kvasir_sampling_check).
  */
+#include "api/api_fields.h"
 #include "api/openai_internal.h"
 #include "util/json.h"
 
@@ -20,64 +21,10 @@ static bool optional_text(struct api_request *r, json_t *body, const char *name,
     return !value || api_text(r->kept, name, value, out, err);
 }
 
-/* ---- what is refused ------------------------------------------------------------------------- */
-
-/* Fields that are not supported, each with the value that changes nothing (JSON; NULL: only null
- * is such). */
-static const struct {
-    const char *name, *harmless;
-} NOT_SUPPORTED[] = {
-    /* OpenAI's */
-    {"best_of", "1"},
-    {"modalities", "[\"text\"]"},
-    {"audio", NULL},
-    {"functions", "[]"},
-    {"function_call", "\"none\""},
-    {"web_search_options", NULL},
-    {"verbosity", "\"medium\""},
-    /* of mlx-lm, vLLM and llama.cpp */
-    {"adapters", NULL},
-    {"role_mapping", NULL},
-    {"chat_template", NULL},
-    {"add_special_tokens", NULL},
-    {"skip_special_tokens", "true"},
-    {"include_stop_str_in_output", "false"},
-    {"truncate_prompt_tokens", NULL},
-    {"prompt_logprobs", NULL},
-    {"prompt_embeds", NULL},
-    {"min_tokens", "0"},
-    {"use_beam_search", "false"},
-    {"bad_words", "[]"},
-    {"allowed_token_ids", NULL},
-    {"logits_processors", NULL},
-    {"structural_tag", NULL},
-    {"guided_whitespace_pattern", NULL},
-    {"guided_decoding_disable_any_whitespace", "false"},
-    {"guided_decoding_disable_additional_properties", "false"},
-    {"grammar_lazy", "false"},
-    {"grammar_triggers", "[]"},
-};
-
-static bool is_harmless(json_t *value, const char *harmless) {
-    json_t *allowed = harmless ? json_loads(harmless, JSON_DECODE_ANY, NULL) : NULL;
-    bool same = allowed && json_equal(value, allowed);
-    json_decref(allowed);
-    return same;
-}
-
 static bool check_supported(const struct api_setup *setup, json_t *body, struct api_error *err) {
-    for (size_t i = 0; i < sizeof NOT_SUPPORTED / sizeof *NOT_SUPPORTED; i++) {
-        json_t *value = api_get(body, NOT_SUPPORTED[i].name);
-        const char *harmless = NOT_SUPPORTED[i].harmless;
-        if (!value || is_harmless(value, harmless))
-            continue;
-        return harmless ? api_refuse(err, NOT_SUPPORTED[i].name, "is not supported, only %s is",
-                                     harmless)
-                        : api_refuse(err, NOT_SUPPORTED[i].name, "is not supported");
-    }
     if (!setup->prompt_cache && api_get(body, "prompt_cache"))
         return api_refuse(err, "prompt_cache", "is not supported by this server");
-    return true;
+    return api_fields_check(body, err);
 }
 
 /* ---- sampling -------------------------------------------------------------------------------- */
@@ -190,15 +137,21 @@ static bool read_sampling(const struct api_setup *setup, json_t *body, struct ap
 static bool read_limits(const struct api_setup *setup, json_t *body, struct api_request *r,
                         struct api_error *err) {
     const json_int_t least = r->api == API_CHAT; /* 0: the prompt alone (read_echo) */
+    static const char OLDER[] = "max_tokens";
     json_int_t tokens = setup->max_tokens, n = 1;
+    const bool all = json_is_integer(api_get(body, OLDER)) &&
+                     json_integer_value(api_get(body, OLDER)) == -1; /* llama.cpp: what fits */
+    if (all)
+        tokens = 0;
     /* the newer name is read last and wins */
-    if (!api_whole(body, "max_tokens", least, UINT32_MAX, &tokens, err) ||
+    if ((!all && !api_whole(body, OLDER, least, UINT32_MAX, &tokens, err)) ||
         !api_whole(body, "max_completion_tokens", least, UINT32_MAX, &tokens, err) ||
         !api_whole(body, "n", 1, setup->max_choices, &n, err))
         return false;
-    r->engine.shorten = !api_get(body, "max_tokens") && !api_get(body, "max_completion_tokens");
+    const bool given = api_get(body, OLDER) || api_get(body, "max_completion_tokens");
+    r->engine.shorten = setup->clamp_tokens || !given;
     r->engine.max_tokens = (uint32_t)tokens;
-    r->engine.no_answer = tokens == 0 && !r->engine.shorten;
+    r->engine.no_answer = tokens == 0 && given && !all;
     r->engine.n = (uint32_t)n;
     return api_flag(body, "ignore_eos", &r->engine.ignore_end, err);
 }
@@ -394,8 +347,9 @@ bool openai_read_names(const struct api_setup *setup, json_t *body, struct api_r
 bool openai_read_fields(const struct api_setup *setup, struct api_body *from, struct api_request *r,
                         struct api_error *err) {
     json_t *body = from->members;
-    return check_supported(setup, body, err) && openai_read_names(setup, body, r, err) &&
-           read_cache(r, body, err) && read_control(setup, body, r, err) &&
+    return check_supported(setup, body, err) && api_fields_warn(setup, from, r, err) &&
+           openai_read_names(setup, body, r, err) && read_cache(r, body, err) &&
+           read_control(setup, body, r, err) &&
            optional_text(r, body, "prompt_cache", &r->prompt_cache, err) &&
            read_continues(body, r, err) && read_stream(setup, body, r, err) &&
            read_limits(setup, body, r, err) && openai_read_constraint(body, r, err) &&
@@ -406,7 +360,7 @@ bool openai_read_fields(const struct api_setup *setup, struct api_body *from, st
 /* ---- names ----------------------------------------------------------------------------------- */
 
 /* Every name that is read above, or in openai_chat.c and openai_tools.c (CHAT): others never become
- * trees. Names in NOT_SUPPORTED and REALS need not be here, nor those of openai_constraint.c. */
+ * trees. Names in REALS need not be here, nor those of openai_constraint.c. */
 static const char *const ALL[] = {"model",
                                   "cache_salt",
                                   "cache",
@@ -451,9 +405,6 @@ enum api_want openai_wants(enum api_kind api, const char *name, size_t len, cons
         {API_PROMPT, PROMPT},
     };
     const size_t n = sizeof lists / sizeof *lists - (api == API_CHAT);
-    for (size_t i = 0; i < sizeof NOT_SUPPORTED / sizeof *NOT_SUPPORTED; i++)
-        if (json_name_is(name, len, *known = NOT_SUPPORTED[i].name))
-            return API_TREE;
     for (size_t i = 0; i < sizeof REALS / sizeof *REALS; i++)
         if (json_name_is(name, len, *known = REALS[i].name))
             return API_TREE;

@@ -9,6 +9,7 @@
  *
  * With a prompt-cache file there is no BOS, since the prompt continues the file's.
  */
+#include "api/api_fields.h"
 #include "api/api_prompts.h"
 #include "api/fim.h"
 #include "api/openai_internal.h"
@@ -120,7 +121,9 @@ bool openai_read(const struct api_setup *setup, enum api_kind api, struct api_bo
     good = good && constraint_compile(setup, &r, err);
     if (good)
         *out = r;
-    else
+    else {
+        api_fields_rename(body, err);
         api_request_free(&r);
+    }
     return good;
 }

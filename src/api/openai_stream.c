@@ -50,26 +50,34 @@ static bool set_head(struct openai_stream *s) {
     return text_puts(&s->head, ",\"choices\":");
 }
 
-/* Takes choices and usage. */
-static bool add_chunk(const struct openai_stream *s, json_t *choices, json_t *usage) {
+/* Takes choices and usage. last: no chunk comes after it. */
+static bool add_chunk(const struct openai_stream *s, json_t *choices, json_t *usage, bool last) {
     bool good = text_append(s->out, s->head.data, s->head.len);
     good = api_add_json(choices, s->out) && good;
     if (s->c.request->include_usage) {
         good = text_puts(s->out, ",\"usage\":") && good;
         good = api_add_json(usage ? usage : json_null(), s->out) && good;
     }
+    if (last && s->c.request->warnings) {
+        good = text_puts(s->out, ",\"warnings\":") && good;
+        good = api_add_json(json_incref(s->c.request->warnings), s->out) && good;
+    }
     return good && text_puts(s->out, "}\n\n");
 }
 
-/* Takes content: a chat's delta, or a completion's text. */
-static bool add_choice(struct openai_stream *s, const struct chunk_choice *c, json_t *content,
-                       const char *finish) {
+/* Takes content: a chat's delta, or a completion's text. last: as add_chunk. */
+static bool add_last_choice(struct openai_stream *s, const struct chunk_choice *c, json_t *content,
+                            const char *finish, bool last) {
     json_t *logprobs = s->logprobs ? s->logprobs : json_null();
     s->logprobs = NULL;
     json_t *choices = json_pack("[{s:I, s:o, s:o, s:s?}]", "index", (json_int_t)(c - s->choices),
                                 is_chat(s) ? "delta" : "text", content, "logprobs", logprobs,
                                 "finish_reason", finish);
-    return choices && add_chunk(s, choices, NULL);
+    return choices && add_chunk(s, choices, NULL, last);
+}
+
+static bool add_choice(struct openai_stream *s, const struct chunk_choice *c, json_t *content) {
+    return add_last_choice(s, c, content, NULL, false);
 }
 
 static json_t *content_json(const struct openai_stream *s, const char *text, size_t len) {
@@ -93,7 +101,7 @@ static bool add_part(void *user, const struct answer_part *part) {
         delta = json_pack("{s:s%}", "reasoning_content", part->text, part->len);
     else
         delta = content_json(s, part->text, part->len);
-    return add_choice(s, c, delta, NULL);
+    return add_choice(s, c, delta);
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -107,9 +115,8 @@ static bool add_echo(struct openai_stream *s, struct chunk_choice *c) {
     bool good = openai_echo_text(s->c.setup, &echo);
     if (good)
         s->logprobs = openai_logprobs(s->c.setup, s->c.request, &NONE, 0, &echo);
-    good =
-        good && s->logprobs &&
-        add_choice(s, c, json_stringn(echo.text.data ? echo.text.data : "", echo.text.len), NULL);
+    good = good && s->logprobs &&
+           add_choice(s, c, json_stringn(echo.text.data ? echo.text.data : "", echo.text.len));
     c->offset = openai_characters(echo.text.data, echo.text.len);
     text_free(&echo.text);
     return good;
@@ -121,7 +128,7 @@ static bool begin_choice(struct openai_stream *s, struct chunk_choice *c) {
     c->begun = true;
     if (s->prompts)
         return add_echo(s, c);
-    return add_choice(s, c, json_pack("{s:s, s:s}", "role", "assistant", "content", ""), NULL);
+    return add_choice(s, c, json_pack("{s:s, s:s}", "role", "assistant", "content", ""));
 }
 
 static bool set_logprobs(struct openai_stream *s, const kvasir_event *e, size_t offset) {
@@ -142,22 +149,23 @@ static bool add_text(struct openai_stream *s, struct chunk_choice *c, const kvas
                (e->kind != KVASIR_EVENT_DONE ||
                 answer_parser_finish(c->parser, e->finish == KVASIR_FINISH_LENGTH));
     else if (good && e->len)
-        good = add_choice(s, c, content_json(s, e->text, e->len), NULL);
+        good = add_choice(s, c, content_json(s, e->text, e->len));
     if (good && s->logprobs) /* its text comes later */
-        good = add_choice(s, c, content_json(s, "", 0), NULL);
+        good = add_choice(s, c, content_json(s, "", 0));
     return good;
 }
 
 static bool add_end(struct openai_stream *s, struct chunk_choice *c, const kvasir_event *e) {
     const uint32_t calls = c->parser ? answer_parser_calls(c->parser) : 0;
-    if (!add_choice(s, c, is_chat(s) ? json_object() : json_string(""),
-                    openai_finish_reason(e->finish, calls)))
+    if (!add_last_choice(s, c, is_chat(s) ? json_object() : json_string(""),
+                         openai_finish_reason(e->finish, calls),
+                         e->last && !s->c.request->include_usage))
         return false;
     if (!e->last)
         return true;
     if (s->c.request->include_usage &&
         !add_chunk(s, json_array(),
-                   openai_usage(e->prompt_tokens, e->cached_tokens, s->completion_tokens)))
+                   openai_usage(e->prompt_tokens, e->cached_tokens, s->completion_tokens), true))
         return false;
     return text_puts(s->out, "data: [DONE]\n\n");
 }

@@ -235,7 +235,8 @@ static json_t *response_json(const struct responses_output *o, const char *statu
                              "object", "response", "created_at", (json_int_t)o->c.created, "status",
                              status, "error", "incomplete_details", details, "model",
                              o->c.request->model, "output", o->items, "usage", usage);
-    if (made && json_object_update_missing(made, o->c.request->echo) == 0)
+    if (made && json_object_update_missing(made, o->c.request->echo) == 0 &&
+        api_answer_warn(made, o->c.request))
         return made;
     json_decref(made);
     return NULL;

@@ -12,6 +12,7 @@
  * Everything that openai_read would refuse is refused by this body's names.
  */
 #include "api/api_chat.h"
+#include "api/api_fields.h"
 #include "api/responses.h"
 #include "util/json.h"
 
@@ -27,6 +28,7 @@ struct reading {
     json_t *items;    /* array: of responses before this one, then this body's */
     size_t first;     /* the first of this body's */
     json_t *warnings; /* array */
+    const struct api_unknown *unknown;
     struct api_error *err;
 };
 
@@ -50,6 +52,7 @@ static const struct {
     {"top_k", "top_k"},
     {"min_p", "min_p"},
     {"seed", "seed"},
+    {"repetition_context_size", "repetition_context_size"},
     {"stop", "stop"},
     {"repetition_penalty", "repetition_penalty"},
     {"presence_penalty", "presence_penalty"},
@@ -92,6 +95,8 @@ static bool check_supported(json_t *body, struct api_error *err) {
         if (value && (json_typeof(value) != NOT_SUPPORTED[i].harmless || json_integer_value(value)))
             return api_refuse(err, NOT_SUPPORTED[i].name, "is not supported");
     }
+    if (!api_fields_check(body, err))
+        return false;
     json_t *include = api_get(body, "include"), *word;
     size_t i;
     if (include && !json_is_array(include))
@@ -107,6 +112,9 @@ static bool check_supported(json_t *body, struct api_error *err) {
 }
 
 static bool copy_fields(struct reading *r) {
+    json_int_t tokens; /* -1 is for llama.cpp's clients */
+    if (!api_whole(r->body, "max_output_tokens", 1, UINT32_MAX, &tokens, r->err))
+        return false;
     for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++) {
         json_t *value = api_get(r->body, FIELDS[i].theirs);
         if (value && !put(r, FIELDS[i].chats, json_incref(value)))
@@ -349,13 +357,22 @@ static json_t *echo_of(const struct reading *r, bool store) {
     }
     good = good && echo_sampling(r->setup, r->body, echo) &&
            json_object_set_new(echo, "store", json_boolean(store)) == 0;
-    if (good && json_array_size(r->warnings))
-        good = json_object_set(echo, "warnings", r->warnings) == 0;
     if (good)
         return echo;
     json_decref(echo);
     api_no_memory(r->err);
     return NULL;
+}
+
+/* What was left out here, beside unknown fields. */
+static bool add_warnings(const struct reading *r, struct api_request *out) {
+    if (!json_array_size(r->warnings))
+        return true;
+    if (!out->warnings)
+        out->warnings = json_incref(r->warnings);
+    else if (json_array_extend(out->warnings, r->warnings) != 0)
+        return api_no_memory(r->err);
+    return true;
 }
 
 /* Of the items, those that this body brought. */
@@ -415,7 +432,8 @@ static void rename_error(const struct reading *r) {
 static bool read_chat(struct reading *r, size_t from, struct api_request *out) {
     if (!set_messages(r, from))
         return false;
-    struct api_body body = {.members = json_copy(r->chat)}; /* reading changes it */
+    struct api_body body = {.members = json_copy(r->chat), /* reading changes it */
+                            .unknown = *r->unknown};
     if (!body.members)
         return api_no_memory(r->err);
     const bool good = openai_read(r->setup, API_CHAT, &body, out, r->err);
@@ -511,17 +529,19 @@ static bool translate(struct reading *r) {
 
 bool responses_read(const struct api_setup *setup, struct api_body *body, struct api_request *out,
                     struct api_error *err) {
-    struct reading r = {.setup = setup, .body = body->members, .err = err};
+    struct reading r = {
+        .setup = setup, .body = body->members, .unknown = &body->unknown, .err = err};
     bool store = setup->responses != NULL;
     bool good = api_flag(r.body, "store", &store, err) && translate(&r) && read_fitting(&r, out);
     if (good) {
         out->store = store && setup->responses;
         out->echo = echo_of(&r, out->store);
         out->input = out->echo ? new_items(&r) : NULL;
-        good = out->input != NULL;
+        good = out->input != NULL && add_warnings(&r, out);
         if (!good)
             api_request_free(out);
-    }
+    } else
+        api_fields_rename(body, err);
     json_decref(r.chat);
     json_decref(r.items);
     json_decref(r.warnings);

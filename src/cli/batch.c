@@ -39,7 +39,7 @@ struct batch_args {
     struct chat_args chat;
     struct engine_args engine;
     uint32_t max_tokens;
-    bool quiet;
+    bool clamp_tokens, strict_fields, quiet;
 };
 
 /* clang-format off */
@@ -60,6 +60,12 @@ static const struct option OPTIONS[] = {
     {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(max_tokens),
      .initial = "512", .max = UINT32_MAX,
      .help = "maximum tokens to generate for a request that sets no limit; 0: as many as fit"},
+    {.name = "--clamp-max-tokens", .kind = OPTION_FLAG, ROW(clamp_tokens),
+     .help = "shorten answers whose max_tokens does not fit the context, instead of failing the "
+             "request"},
+    {.name = "--strict-fields", .kind = OPTION_FLAG, ROW(strict_fields),
+     .help = "fail requests with unknown fields, instead of naming them in the answer's "
+             "\"warnings\""},
     CHAT_OPTIONS(struct batch_args, chat),
     ENGINE_OPTIONS(struct batch_args, engine),
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
@@ -110,6 +116,7 @@ struct batch {
     size_t to_do;   /* requests that were counted in the input; 0: not known */
     size_t skipped; /* finished before */
     struct cache_file *files;
+    char name[MODEL_NAME_BYTES]; /* of the model, in results */
 
     pthread_t writer;
     bool writing; /* the writer was started */
@@ -550,6 +557,7 @@ static int open_model(struct batch *b) {
     if (!b->a->quiet)
         print_model_line(&info);
     b->syntax = answer_syntax_of(text);
+    model_base_name(b->a->model, b->name);
     b->grammars = grammar_cache_create(0, 0);
     if (!b->grammars)
         return no_memory();
@@ -557,13 +565,15 @@ static int open_model(struct batch *b) {
                                   .syntax = &b->syntax,
                                   .variables = b->chat.kwargs,
                                   .all_control = b->chat.all_control,
-                                  .model = b->a->model,
+                                  .model = b->name,
                                   .vocab = info.vocab,
                                   .max_choices = b->options.max_running,
                                   .max_prompts = API_PROMPTS_MAX,
                                   .max_tokens = b->a->max_tokens,
                                   .sampling = kvasir_sampling_defaults(),
                                   .grammars = b->grammars,
+                                  .clamp_tokens = b->a->clamp_tokens,
+                                  .strict_fields = b->a->strict_fields,
                                   .prompt_cache = true};
     return EXIT_GOOD;
 }

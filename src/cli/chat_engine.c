@@ -196,13 +196,16 @@ static int open_model(struct engine_source *s) {
     kvasir_error err;
     kvasir_model_info model;
     kvasir_tokenizer_info info;
+    int code = foreign_model(s->c, s->o->model);
+    if (code)
+        return code;
     if (kvasir_model_open_with(s->o->model, &s->o->load, &s->model, &err))
         return library_error(s->c, &err);
     kvasir_model_get_info(s->model, &model);
     if (!s->o->quiet)
         print_model_line(&model);
     kvasir_tokenizer *t = kvasir_model_tokenizer(s->model);
-    int code = chat_set_template(s->c, &s->chat, t);
+    code = chat_set_template(s->c, &s->chat, t);
     if (code)
         return code;
     kvasir_tokenizer_get_info(t, &info);
@@ -213,7 +216,9 @@ static int open_model(struct engine_source *s) {
     s->syntax.syntax = answer_syntax_of(t);
     if (!answer_shown_tokens(&s->syntax.syntax, false, t, &s->shown_tokens, &s->n_shown_tokens))
         return run_error(s->c, "out of memory");
-    return sampling_protect(s->c, t, &s->sampling);
+    code = sampling_settle(s->c, s->o->sampling.generation_config, s->model, &s->sampling.options,
+                           NULL);
+    return code ? code : sampling_protect(s->c, t, &s->sampling);
 }
 
 static int open_engine(struct engine_source *s, const kvasir_engine_options *options) {

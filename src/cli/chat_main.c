@@ -257,6 +257,8 @@ static int check(struct chat_options *o, const struct chat_options *initial) {
     if (o->api_key && !o->url)
         return usage_error(&COMMAND, "--api-key: only allowed with --url");
     const char *flag = o->url ? flag_of_engine(o, initial) : NULL;
+    if (o->url && strcmp(o->sampling.generation_config, "model") != 0)
+        flag = "--generation-config";
     if (flag)
         return usage_error(&COMMAND, "%s: not allowed with --url: the server decides it", flag);
     if (o->url && !o->api_key)

@@ -216,27 +216,29 @@ static int get_object(struct remote *r, const char *path, json_t **out) {
 
 /* ---- an answer ------------------------------------------------------------------------------- */
 
+/* What is unset is the server's affair. */
 static void put_if(json_t *body, const char *name, double value) {
-    if (value != 0)
+    if (value != 0 && sampling_is_set((float)value))
         json_object_set_new(body, name, json_real(value));
 }
 
 static void put_penalty(json_t *body, const char *name, double value, const char *context_name,
                         uint32_t context, uint32_t context_default) {
     put_if(body, name, value);
-    if (value != 0 && context != context_default)
+    if (value != 0 && sampling_is_set((float)value) && context != context_default)
         json_object_set_new(body, context_name, json_integer(context));
 }
 
 static void put_sampling(const struct remote *r, json_t *body) {
     const kvasir_sampling *s = &r->sampling.options, d = kvasir_sampling_defaults();
-    json_object_set_new(body, "temperature", json_real((double)s->temp));
+    if (sampling_is_set(s->temp))
+        json_object_set_new(body, "temperature", json_real((double)s->temp));
     put_if(body, "top_p", (double)s->top_p);
     put_if(body, "min_p", (double)s->min_p);
     put_if(body, "xtc_probability", (double)s->xtc_probability);
     if (s->xtc_probability > 0)
         json_object_set_new(body, "xtc_threshold", json_real((double)s->xtc_threshold));
-    if (s->top_k)
+    if (s->top_k > 0)
         json_object_set_new(body, "top_k", json_integer(s->top_k));
     put_penalty(body, "repetition_penalty", (double)s->repetition_penalty,
                 "repetition_context_size", s->repetition_context, d.repetition_context);
@@ -244,7 +246,7 @@ static void put_sampling(const struct remote *r, json_t *body) {
                 s->presence_context, d.presence_context);
     put_penalty(body, "frequency_penalty", (double)s->frequency_penalty, "frequency_context_size",
                 s->frequency_context, d.frequency_context);
-    if (s->temp > 0)
+    if (s->temp > 0 || r->o->sampling.seed) /* unset, the server's may be above 0 */
         json_object_set_new(body, "seed",
                             json_integer((json_int_t)((s->seed + r->turns) & INT64_MAX)));
     json_t *bias = s->n_logit_bias ? json_object() : NULL;

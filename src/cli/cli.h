@@ -8,6 +8,7 @@
  *                                          the commands
  *   options.c   one table per command: reading flags
  *   option_table.c  a row of it
+ *   foreign_flags.c  flags of llama-server, vLLM, mlx_lm.server and vllm-mlx
  *   help.c      the same tables for people: --help, man pages, README
  *   settings.c  the same tables from a file and the environment
  *   output.c    error lines, bytes for people, JSON, progress, what a context tells its user
@@ -106,6 +107,7 @@ struct option {
     const char *help;
     enum option_kind kind;
     bool required;
+    bool number_too; /* a text that may be a whole number in a --config file */
 };
 
 enum { OPTIONS_MAX = 128 };
@@ -127,6 +129,16 @@ int option_read(const struct command *c, const struct option *o, const char *fla
                 void *args);
 /* By a name or alias with its dashes, [n]; NULL: no such flag. */
 const struct option *option_find(const struct command *c, const char *name, size_t n);
+
+/* foreign_flags.c: flags of other programs. The row of ours with the same meaning; NULL: none. */
+const struct option *foreign_option(const struct command *c, const char *name, size_t n);
+/* A flag that no row has: it and its value, from argv[*at] on or after '=' (value), are accepted
+ * with a note or by another flag, or an error says why not or what may be meant. *set: the row that
+ * it sets; NULL: none. */
+int foreign_read(const struct command *c, const char *word, const char *value, int argc,
+                 char **argv, int *at, void *args, const struct option **set);
+/* Whether a path that does not exist names a model to be downloaded: an error says how. */
+int foreign_model(const struct command *c, const char *path);
 
 /* help.c: if `word` is --help, -h, --help=man or --help=markdown, prints that; else returns
  * false. */
@@ -184,10 +196,11 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
              "do not matter, but they take that much memory"}
 
 #define CONTEXT_OPTIONS(type, context)                                                             \
-    {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT,                                     \
+    {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT, .number_too = true,                 \
      .offset = offsetof(type, context.kv_bits),                                                    \
-     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2; one value for both"},                  \
-    {.name = "--kv-group-size", .value = "G", .kind = OPTION_TEXT,                                 \
+     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2, or llama.cpp's names such as q8_0; "   \
+             "one value for both"},                                                                \
+    {.name = "--kv-group-size", .value = "G", .kind = OPTION_TEXT, .number_too = true,             \
      .offset = offsetof(type, context.kv_group_size),                                              \
      .shown = "64 if it divides the head size, else 32",                                           \
      .help = "values that share a scale and a bias: 32, 64 or 128; one for both, or K,V"},         \
@@ -253,6 +266,7 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .offset = offsetof(type, engine.options.max_running),                                         \
      .help = "maximum number of sequences that run at the same time"},                             \
     {.name = "--kv-cache-quantization-bits", .value = "K,V", .kind = OPTION_TEXT,                  \
+     .number_too = true,                                                                           \
      .offset = offsetof(type, engine.options.stored_kv_bits), .shown = "unchanged",                \
      .help = "convert stored prefixes to these formats, written as for --kv-bits"},                \
     {.name = "--kv-cache-quantization-group-size", .value = "G", .kind = OPTION_TEXT,              \
@@ -314,6 +328,10 @@ int json_print(const struct command *c, json_t *object);
 /* Flushes standard output; EXIT_RUN and a message if that failed. */
 int finish_output(const struct command *c);
 
+/* The last part of the model's path, as clients see it. */
+enum { MODEL_NAME_BYTES = 256 };
+void model_base_name(const char *path, char out[MODEL_NAME_BYTES]);
+
 /* Progress on standard error: a line that rewrites itself on a terminal and is cleared at the end,
  * else a line every few seconds. */
 struct progress {
@@ -329,6 +347,8 @@ void progress_end(struct progress *p);
 /* The model, the cache it will use and the library's notes, on standard error. */
 void print_model_line(const kvasir_model_info *m);
 void print_context_facts(const kvasir_context_info *info);
+/* Sampling of requests that do not say. recommended: some of it by the model's makers. */
+void print_sampling_line(const kvasir_sampling *s, bool recommended);
 /* The stores below the memory for prefixes, without passwords. Nothing if there are none. */
 void print_stores_line(kvasir_engine *engine, const kvasir_engine_options *options);
 /* Warnings on standard error if the file was computed otherwise than the context computes. */
@@ -482,19 +502,29 @@ void prompt_free(struct prompt *p);
 
 /* ---- sampling (sampling.c) ------------------------------------------------------------------- */
 
+/* Fields that a model's makers recommend are unset until a flag or sampling_settle sets them. */
 struct sampling_args {
     kvasir_sampling options;
+    const char *generation_config;
     const char *seed, *logit_bias; /* NULL: not given */
 };
 struct sampling_args sampling_args_defaults(void);
+/* The library's defaults, with those fields unset. */
+kvasir_sampling sampling_unset(void);
+/* Whether a number was set. */
+bool sampling_is_set(float x);
+/* Sets what is unset: as the model's makers recommend, or with --generation-config none by the
+ * library's defaults. *recommended: something came from the model; NULL: not wanted. */
+int sampling_settle(const struct command *c, const char *generation_config,
+                    const kvasir_model *model, kvasir_sampling *s, bool *recommended);
 
 /* clang-format off */
 /* Aliases of rows of DRAWING_OPTIONS: none, or vllm-mlx's names for a server's defaults. */
 #define NO_ALIAS(name)      NULL
 #define DEFAULT_ALIAS(name) "--default-" name
-#define PENALTY_OPTIONS(type, sampling, kind_, alias_, least, help_)                               \
+#define PENALTY_OPTIONS(type, sampling, kind_, alias_, least, shown_, help_)                       \
     {.name = "--" #kind_ "-penalty", .alias = alias_, .value = "X", .kind = OPTION_FLOAT,          \
-     .shown = "0, off", .offset = offsetof(type, sampling.kind_##_penalty), .min = least,          \
+     .shown = shown_, .offset = offsetof(type, sampling.kind_##_penalty), .min = least,          \
      .max = 1000, .help = help_},                                                                  \
     {.name = "--" #kind_ "-context-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,     \
      .offset = offsetof(type, sampling.kind_##_context),                                           \
@@ -502,13 +532,13 @@ struct sampling_args sampling_args_defaults(void);
 /* Of a kvasir_sampling. */
 #define DRAWING_OPTIONS(type, sampling, ALIAS)                                                     \
     {.name = "--temp", .alias = ALIAS("temperature"), .value = "T", .kind = OPTION_FLOAT,          \
-     .max = 1000, .offset = offsetof(type, sampling.temp),                                         \
+     .max = 1000, .offset = offsetof(type, sampling.temp), .shown = "the model's, else 0",         \
      .help = "sampling temperature; 0 always takes the most likely token"},                        \
     {.name = "--top-p", .alias = ALIAS("top-p"), .value = "P", .kind = OPTION_FLOAT, .max = 1,     \
-     .shown = "0, off", .offset = offsetof(type, sampling.top_p),                                  \
+     .shown = "the model's, else off", .offset = offsetof(type, sampling.top_p),                   \
      .help = "sample from the most likely tokens that together have probability P"},               \
     {.name = "--min-p", .alias = ALIAS("min-p"), .value = "P", .kind = OPTION_FLOAT, .max = 1,     \
-     .shown = "0, off", .offset = offsetof(type, sampling.min_p),                                  \
+     .shown = "the model's, else off", .offset = offsetof(type, sampling.min_p),                   \
      .help = "sample from tokens at least P times as likely as the most likely one"},              \
     {.name = "--min-tokens-to-keep", .value = "N", .kind = OPTION_U32, .min = 1,                   \
      .max = UINT32_MAX, .offset = offsetof(type, sampling.min_tokens_to_keep),                     \
@@ -521,16 +551,24 @@ struct sampling_args sampling_args_defaults(void);
      .offset = offsetof(type, sampling.xtc_threshold),                                             \
      .help = "XTC drops candidates above probability P, except the least likely of them"},         \
     {.name = "--top-k", .alias = ALIAS("top-k"), .value = "K", .kind = OPTION_I32,                 \
-     .max = INT32_MAX, .shown = "0, off", .offset = offsetof(type, sampling.top_k),                \
+     .max = INT32_MAX, .shown = "the model's, else off",                                           \
+     .offset = offsetof(type, sampling.top_k),                                                     \
      .help = "sample from the K most likely tokens"},                                              \
     PENALTY_OPTIONS(type, sampling, repetition, ALIAS("repetition-penalty"), 0,                    \
+                    "the model's, else off",                                                       \
                     "divide the logits of recent tokens by X (multiply negative ones)"),           \
-    PENALTY_OPTIONS(type, sampling, presence, ALIAS("presence-penalty"), -1000,                    \
+    PENALTY_OPTIONS(type, sampling, presence, ALIAS("presence-penalty"), -1000, "0, off",          \
                     "subtract X from the logits of recent tokens"),                                \
-    PENALTY_OPTIONS(type, sampling, frequency, ALIAS("frequency-penalty"), -1000,                  \
+    PENALTY_OPTIONS(type, sampling, frequency, ALIAS("frequency-penalty"), -1000, "0, off",        \
                     "subtract X from a token's logit for each time it is among recent tokens")
+#define GENERATION_OPTION(type, field)                                                             \
+    {.name = "--generation-config", .value = "WHOSE", .kind = OPTION_TEXT, .initial = "model",     \
+     .offset = offsetof(type, field),                                                              \
+     .help = "sampling that no flag sets: model, as its makers recommend (generation_config.json " \
+             "or the GGUF file; also auto), or none, the most likely token"}
 #define SAMPLING_OPTIONS(type, args)                                                               \
     DRAWING_OPTIONS(type, args.options, NO_ALIAS),                                                 \
+    GENERATION_OPTION(type, args.generation_config),                                               \
     {.name = "--logit-bias", .value = "ID:BIAS,...", .kind = OPTION_TEXT,                          \
      .offset = offsetof(type, args.logit_bias),                                                    \
      .help = "add BIAS to the logit of token ID: 15:2.5,7:-100"},                                  \
@@ -543,6 +581,8 @@ struct sampling {
     kvasir_logit_bias *bias;
     int32_t *special; /* kvasir_free */
 };
+/* --seed; NULL: a random one. */
+int sampling_seed(const struct command *c, const char *text, uint64_t *seed);
 /* Everything that needs no model. */
 int sampling_read(const struct command *c, const struct sampling_args *a, struct sampling *s);
 /* The tokens that XTC never drops, if XTC is on. */

@@ -161,6 +161,7 @@ static void write_groups(FILE *to, const kvasir_context_info *i, const char *beg
 
 /* Lines that each begin with `begin`. */
 static void write_notes(FILE *to, const kvasir_context_info *i, const char *begin) {
+    char bytes[24];
     for (uint32_t f = 0; f < i->n_facts; f++) {
         fputs(begin, to);
         write_fact(to, &i->facts[f]);
@@ -173,8 +174,8 @@ static void write_notes(FILE *to, const kvasir_context_info *i, const char *begi
                 "of a step of %u tokens included\n",
                 begin, i->visible, (unsigned long long)i->ctx_bytes, i->prefill_chunk);
     else
-        fprintf(to, "%sa sequence of %u tokens takes %llu bytes of cache\n", begin, i->ctx,
-                (unsigned long long)i->ctx_bytes);
+        fprintf(to, "%sa sequence of %u tokens takes %s of cache\n", begin, i->ctx,
+                human_bytes((double)i->ctx_bytes, bytes));
 }
 
 void print_model_line(const kvasir_model_info *m) {
@@ -182,6 +183,38 @@ void print_model_line(const kvasir_model_info *m) {
     fprintf(stderr, "model:  %s (%s, %s), %.1f M parameters, weights %s\n",
             m->name && *m->name ? m->name : "without a name", m->arch, m->format,
             (double)m->parameters / 1e6, human_bytes((double)m->weight_bytes, weights));
+}
+
+void print_sampling_line(const kvasir_sampling *s, bool recommended) {
+    const struct {
+        const char *name;
+        double value, off;
+    } parts[] = {{"top_p", (double)s->top_p, 1},
+                 {"top_k", s->top_k, 0},
+                 {"min_p", (double)s->min_p, 0},
+                 {"repetition_penalty", (double)s->repetition_penalty, 1},
+                 {"presence_penalty", (double)s->presence_penalty, 0},
+                 {"frequency_penalty", (double)s->frequency_penalty, 0}};
+    fprintf(stderr, "sample: temperature %g", (double)s->temp);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (parts[i].value != 0 && parts[i].value != parts[i].off)
+            fprintf(stderr, ", %s %g", parts[i].name, parts[i].value);
+    fprintf(stderr, "%s\n", recommended ? " (the model's, where no flag sets it)" : "");
+}
+
+/* What the machine does not have. */
+static void warn_excess(const kvasir_context_info *i) {
+    const uint64_t memory = memory_machine_bytes();
+    char budget[24], all[24];
+    if (i->threads > cpu_count())
+        fprintf(stderr,
+                "note:   warning: %d threads on %d core%s: more than one per core is slower\n",
+                i->threads, cpu_count(), cpu_count() == 1 ? "" : "s");
+    if (memory && i->cache_bytes > memory)
+        fprintf(stderr,
+                "note:   warning: the cache's budget of %s is more than the machine's memory "
+                "of %s\n",
+                human_bytes((double)i->cache_bytes, budget), human_bytes((double)memory, all));
 }
 
 void print_context_facts(const kvasir_context_info *i) {
@@ -195,6 +228,7 @@ void print_context_facts(const kvasir_context_info *i) {
             human_bytes((double)i->cache_bytes, budget));
     fprintf(stderr, "cpu:    %s, tier %s, %d thread%s, activations %d bits\n", cpu_model_name(),
             i->cpu_tier, i->threads, i->threads == 1 ? "" : "s", i->act_bits);
+    warn_excess(i);
     write_notes(stderr, i, "note:   ");
 }
 

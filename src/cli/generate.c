@@ -196,8 +196,9 @@ static int open_model(struct run *r) {
     if (r->grammar && kvasir_guide_create(kvasir_model_tokenizer(r->model), r->info.vocab,
                                           r->grammar, &r->guide, &err))
         return library_error(&COMMAND, &err);
-    int code = EXIT_GOOD;
-    if (r->detok)
+    int code = sampling_settle(&COMMAND, r->a->sampling.generation_config, r->model,
+                               &r->sampling.options, NULL);
+    if (!code && r->detok)
         code = sampling_protect(&COMMAND, kvasir_model_tokenizer(r->model), &r->sampling);
     return code ? code : prompt_encode(&COMMAND, &r->a->prompt, r->model, &r->info, &r->prompt);
 }

@@ -10,6 +10,8 @@
 #include <signal.h>
 #include <string.h>
 
+#include "util/near.h"
+
 static const struct {
     const char *name, *help;
     int (*run)(int argc, char **argv);
@@ -39,17 +41,30 @@ static void print_usage(FILE *to) {
                 "Runs language models with a KV cache that is quantized end to end.\n\n");
     for (size_t i = 0; i < N_COMMANDS; i++)
         fprintf(to, "  %-16s%s\n", COMMANDS[i].name, COMMANDS[i].help);
-    fprintf(to, "\nSee kvasir COMMAND --help for a command's flags; kvasir --version prints the "
-                "version.\n");
+    fprintf(to,
+            "\nkvasir help COMMAND lists a command's flags, kvasir version prints the version.\n");
 }
 
 static int unknown_command(const char *name) {
     char names[200] = "";
+    struct near near = {0};
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        near_try(&near, name, strlen(name), COMMANDS[i].name);
+    if (near.best)
+        return usage_error(NULL, "unknown command \"%.60s\": did you mean %s? See kvasir help",
+                           name, near.best);
     for (size_t i = 0; i < N_COMMANDS; i++) {
         strcat(names, i ? ", " : "");
         strcat(names, COMMANDS[i].name);
     }
     return usage_error(NULL, "unknown command \"%.60s\"; commands are %s", name, names);
+}
+
+static int run_command(int argc, char **argv) {
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        if (strcmp(argv[0], COMMANDS[i].name) == 0)
+            return COMMANDS[i].run(argc, argv);
+    return unknown_command(argv[0]);
 }
 
 int main(int argc, char **argv) {
@@ -60,14 +75,14 @@ int main(int argc, char **argv) {
         print_usage(stderr);
         return EXIT_USAGE;
     }
-    for (size_t i = 0; i < N_COMMANDS; i++)
-        if (strcmp(argv[1], COMMANDS[i].name) == 0)
-            return COMMANDS[i].run(argc - 1, argv + 1);
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)
+    const bool help = strcmp(argv[1], "help") == 0;
+    if (help && argc > 2)
+        return run_command(2, (char *[]){argv[2], "--help", NULL});
+    if (help || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)
         print_usage(stdout);
-    else if (strcmp(argv[1], "--version") == 0)
+    else if (strcmp(argv[1], "version") == 0 || strcmp(argv[1], "--version") == 0)
         printf("kvasir %s\n", kvasir_version());
     else
-        return unknown_command(argv[1]);
+        return run_command(argc - 1, argv + 1);
     return finish_output(NULL);
 }

@@ -9,6 +9,8 @@
  * already had (so that the library's defaults are written only in the library). An error is one
  * line that names the flag as it was typed, with exit code 2.
  *
+ * Flags that the table lacks may be another program's (foreign_flags.c).
+ *
  * Not supported: abbreviations, joined short flags.
  */
 #include "cli.h"
@@ -21,13 +23,13 @@ static bool is_flag(const struct option *o) {
     return o->name[0] == '-';
 }
 
-/* The row of "--name" or of the part before '=' in "--name=value"; *value is the text after the
- * '=', or NULL. */
 static const struct option *find_flag(const struct command *c, const char *word,
                                       const char **value) {
     const char *equals = strncmp(word, "--", 2) == 0 ? strchr(word, '=') : NULL;
+    const size_t n = equals ? (size_t)(equals - word) : strlen(word);
+    const struct option *o = option_find(c, word, n);
     *value = equals ? equals + 1 : NULL;
-    return option_find(c, word, equals ? (size_t)(equals - word) : strlen(word));
+    return o ? o : foreign_option(c, word, n);
 }
 
 static int read_operand(const struct command *c, const char *word, void *args) {
@@ -40,6 +42,9 @@ static int read_operand(const struct command *c, const char *word, void *args) {
             return option_read(c, o, o->name, word, args);
         last = o;
     }
+    const struct option *model = option_find(c, "--model", strlen("--model"));
+    if (!last && model && model->required && !*(const char **)option_field(model, args))
+        return option_read(c, model, "MODEL", word, args); /* as with vllm serve */
     if (last)
         return usage_error(c, "one %s only, then came \"%.60s\"", last->name, word);
     return usage_error(c, "unexpected argument \"%.60s\"; see kvasir %s --help", word, c->name);
@@ -60,6 +65,9 @@ static int check_required(const struct command *c, void *args) {
             return usage_error(c, "%s: missing; see kvasir %s --help",
                                o->alias ? o->alias : o->name, c->name);
     }
+    const struct option *model = option_find(c, "--model", strlen("--model"));
+    if (model && model->required)
+        return foreign_model(c, *(const char **)option_field(model, args));
     return EXIT_GOOD;
 }
 
@@ -102,9 +110,11 @@ bool options_read(const struct command *c, int argc, char **argv, void *args, in
         else if (o) {
             given[o - c->options] = true;
             code = read_flag(c, o, word, value, argc, argv, &at, args);
-        } else if (word[0] == '-' && word[1] != 0)
-            code = usage_error(c, "unknown flag \"%.60s\"; see kvasir %s --help", word, c->name);
-        else
+        } else if (word[0] == '-' && word[1] != 0) {
+            code = foreign_read(c, word, value, argc, argv, &at, args, &o);
+            if (!code && o)
+                given[o - c->options] = true;
+        } else
             code = read_operand(c, word, args);
     }
     if (!code)

@@ -139,3 +139,14 @@ void progress_end(struct progress *p) {
         fprintf(stderr, "\r%70s\r", "");
     p->shown = false;
 }
+
+/* ---- models ---------------------------------------------------------------------------------- */
+
+void model_base_name(const char *path, char out[MODEL_NAME_BYTES]) {
+    size_t end = strlen(path), start;
+    while (end > 1 && path[end - 1] == '/')
+        end--;
+    for (start = end; start > 0 && path[start - 1] != '/'; start--)
+        ;
+    snprintf(out, MODEL_NAME_BYTES, "%.*s", (int)(end - start), path + start);
+}

@@ -6,15 +6,55 @@
 #include "cli.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
-struct sampling_args sampling_args_defaults(void) {
-    return (struct sampling_args){.options = kvasir_sampling_defaults()};
+/* No flag takes these values. */
+static const float UNSET = NAN;
+enum { UNSET_K = INT32_MIN };
+
+bool sampling_is_set(float x) {
+    return !isnan(x);
 }
 
-static int read_seed(const struct command *c, const char *text, uint64_t *seed) {
+kvasir_sampling sampling_unset(void) {
+    kvasir_sampling s = kvasir_sampling_defaults();
+    s.temp = s.top_p = s.min_p = s.repetition_penalty = UNSET;
+    s.top_k = UNSET_K;
+    return s;
+}
+
+struct sampling_args sampling_args_defaults(void) {
+    return (struct sampling_args){.options = sampling_unset()};
+}
+
+int sampling_settle(const struct command *c, const char *generation_config,
+                    const kvasir_model *model, kvasir_sampling *s, bool *recommended) {
+    static const char *const MODEL[] = {"model", "auto"}, *const NONE[] = {"none", "vllm"};
+    kvasir_sampling d = kvasir_sampling_defaults();
+    bool ours = false, theirs = false;
+    for (size_t i = 0; i < 2; i++) {
+        theirs |= strcmp(generation_config, MODEL[i]) == 0;
+        ours |= strcmp(generation_config, NONE[i]) == 0;
+    }
+    if (!ours && !theirs)
+        return usage_error(c, "--generation-config: \"%.40s\" is neither model nor none",
+                           generation_config);
+    const bool any = theirs && model && kvasir_model_sampling(model, &d);
+    s->temp = sampling_is_set(s->temp) ? s->temp : d.temp;
+    s->top_p = sampling_is_set(s->top_p) ? s->top_p : d.top_p;
+    s->min_p = sampling_is_set(s->min_p) ? s->min_p : d.min_p;
+    s->repetition_penalty =
+        sampling_is_set(s->repetition_penalty) ? s->repetition_penalty : d.repetition_penalty;
+    s->top_k = s->top_k != UNSET_K ? s->top_k : d.top_k;
+    if (recommended)
+        *recommended = any;
+    return EXIT_GOOD;
+}
+
+int sampling_seed(const struct command *c, const char *text, uint64_t *seed) {
     if (!text) {
         /* 53 bits: a JSON reader that keeps numbers as doubles gets the seed back exactly. */
         if (getrandom(seed, sizeof *seed, 0) != (ssize_t)sizeof *seed)
@@ -65,7 +105,7 @@ static int read_biases(const struct command *c, const char *text, struct samplin
 
 int sampling_read(const struct command *c, const struct sampling_args *a, struct sampling *s) {
     s->options = a->options;
-    int code = read_seed(c, a->seed, &s->options.seed);
+    int code = sampling_seed(c, a->seed, &s->options.seed);
     if (!code && a->logit_bias)
         code = read_biases(c, a->logit_bias, s);
     return code;

@@ -24,7 +24,7 @@ struct serve_args {
     kvasir_model_options load;
     struct settings settings;
     struct server_options server;
-    const char *model, *api_key_file, *warm_prompts, *sandbox;
+    const char *model, *api_key_file, *warm_prompts, *sandbox, *generation_config, *seed;
     struct text_list api_keys, allowed_hosts, trusted_proxies;
     struct engine_args engine;
     struct chat_args chat;
@@ -77,10 +77,27 @@ static const struct option OPTIONS[] = {
     {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, .initial = "512",
      ROW(server.max_tokens), .max = UINT32_MAX,
      .help = "maximum tokens to generate for a request that sets no limit; 0: as many as fit"},
+    {.name = "--clamp-max-tokens", .kind = OPTION_FLAG, ROW(server.clamp_tokens),
+     .help = "shorten answers whose max_tokens does not fit the context, instead of refusing the "
+             "request; /v1/messages always does"},
+    {.name = "--strict-fields", .kind = OPTION_FLAG, ROW(server.strict_fields),
+     .help = "refuse requests with unknown fields, instead of naming them in the answer's "
+             "\"warnings\""},
     {.name = "--max-request-tokens", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,
      ROW(server.max_prompt_tokens), .shown = "0, as many as fit",
      .help = "maximum tokens in a prompt"},
     DRAWING_OPTIONS(struct serve_args, server.sampling, DEFAULT_ALIAS),
+    GENERATION_OPTION(struct serve_args, generation_config),
+    {.name = "--seed", .value = "N", .kind = OPTION_TEXT, ROW(seed),
+     .shown = "another one for each", .help = "random seed of requests that bring none"},
+    {.name = "--tool-call-parser", .value = "NAME", .kind = OPTION_TEXT,
+     ROW(server.tool_call_parser), .shown = "by the chat template",
+     .help = "form of tool calls in answers, by vLLM's name: hermes, qwen3_coder, llama3_json, "
+             "mistral, gemma4, functiongemma, lfm2, openai"},
+    {.name = "--reasoning-parser", .value = "NAME", .kind = OPTION_TEXT,
+     ROW(server.reasoning_parser), .shown = "by the chat template",
+     .help = "form of reasoning in answers, by vLLM's name: qwen3, deepseek_r1, glm45, mistral, "
+             "gemma4, openai_gptoss"},
     CHAT_OPTIONS(struct serve_args, chat),
     ENGINE_OPTIONS(struct serve_args, engine),
     {.name = "--kv-cache-quantization", .kind = OPTION_FLAG, ROW(quantize_stored),
@@ -183,7 +200,7 @@ struct serve {
     char *warm_text; /* of --warm-prompts */
     struct server_key *keys;
     size_t n_keys, cap_keys;
-    char name[256]; /* server.model_name if no flag gives it */
+    char name[MODEL_NAME_BYTES]; /* server.model_name if no flag gives it */
     char stored_bits[32];
     kvasir_model *model;
     kvasir_engine *engine;
@@ -322,15 +339,8 @@ static void settle_stored(struct serve *s) {
         o->stored_kv_group_size = o->context.kv_group_size;
 }
 
-/* The last part of the model's path. */
 static void settle_name(struct serve *s) {
-    const char *path = s->a->model;
-    size_t end = strlen(path), start;
-    while (end > 1 && path[end - 1] == '/')
-        end--;
-    for (start = end; start > 0 && path[start - 1] != '/'; start--)
-        ;
-    snprintf(s->name, sizeof s->name, "%.*s", (int)(end - start), path + start);
+    model_base_name(s->a->model, s->name);
     s->a->server.strict_model = s->a->server.model_name != NULL;
     if (!s->a->server.model_name)
         s->a->server.model_name = s->name;
@@ -387,7 +397,12 @@ static int settle_flags(struct serve *s) {
     a->server.request_memory_bytes = a->request_mib << 20;
     a->server.response_bytes = a->response_mib << 20;
     a->server.max_choices = a->engine.options.max_running;
+    a->server.fixed_seed = a->seed != NULL;
     int code = engine_args_options(&COMMAND, &a->engine, &s->options);
+    if (!code && a->seed)
+        code = sampling_seed(&COMMAND, a->seed, &a->server.sampling.seed);
+    if (!code && !server_check_parsers(&a->server, &err))
+        code = library_error(&COMMAND, &err);
     if (!code)
         code = read_keys(s);
     if (!code)
@@ -413,8 +428,16 @@ static int open_model(struct serve *s) {
     if (kvasir_model_open_with(s->a->model, &s->a->load, &s->model, &err))
         return library_error(&COMMAND, &err);
     kvasir_model_get_info(s->model, &info);
-    if (!s->a->quiet)
+    bool recommended;
+    kvasir_sampling *sampling = &s->a->server.sampling;
+    const int code =
+        sampling_settle(&COMMAND, s->a->generation_config, s->model, sampling, &recommended);
+    if (code)
+        return code;
+    if (!s->a->quiet) {
         print_model_line(&info);
+        print_sampling_line(sampling, recommended);
+    }
     return chat_set_template(&COMMAND, &s->chat, kvasir_model_tokenizer(s->model));
 }
 
@@ -603,7 +626,7 @@ int serve_main(int argc, char **argv) {
                            .server = server_defaults()};
     struct serve s = {.a = &a};
     int code;
-    a.server.sampling = kvasir_sampling_defaults();
+    a.server.sampling = sampling_unset();
     a.port = a.server.port;
     a.body_mib = a.server.max_body_bytes >> 20;
     a.response_mib = a.server.response_bytes >> 20;

@@ -125,7 +125,7 @@ static const char *wanted_type(const struct option *o) {
         return "true or false";
     case OPTION_TEXT:
     case OPTION_CONFIG:
-        return "a string";
+        return o->number_too ? "a string or a whole number" : "a string";
     case OPTION_JSON:
         return "an object or a string";
     case OPTION_TEXTS:
@@ -147,9 +147,10 @@ static bool is_list(const struct option *o) {
 static const char *text_of(struct reader *r, const struct option *o, const json_t *value) {
     const bool number = o->kind == OPTION_U32 || o->kind == OPTION_I32 || o->kind == OPTION_INT ||
                         o->kind == OPTION_U64 || o->kind == OPTION_FLOAT;
+    const bool whole = json_is_integer(value) && o->number_too;
     if (json_is_string(value) && !number && o->kind != OPTION_FLAG)
         return json_string_value(value);
-    if ((json_is_number(value) && (number || o->kind == OPTION_BYTES)) ||
+    if (whole || (json_is_number(value) && (number || o->kind == OPTION_BYTES)) ||
         (json_is_object(value) && o->kind == OPTION_JSON)) {
         char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
         const json_t *kept = text ? keep(r, json_string(text)) : NULL;

@@ -148,6 +148,24 @@ kvasir_pooling kvasir_model_pooling(const kvasir_model *m) {
     return KVASIR_POOLING_NONE;
 }
 
+bool kvasir_model_sampling(const kvasir_model *m, kvasir_sampling *sampling) {
+    const struct sampling_hints *h = checkpoint_sampling(model_checkpoint(m->model));
+    float *const fields[N_SAMPLING_HINTS] = {[HINT_TEMP] = &sampling->temp,
+                                             [HINT_TOP_P] = &sampling->top_p,
+                                             [HINT_MIN_P] = &sampling->min_p,
+                                             [HINT_REPETITION] = &sampling->repetition_penalty};
+    bool any = false;
+    for (enum sampling_hint i = 0; i < N_SAMPLING_HINTS; i++) {
+        any |= h->given[i];
+        if (h->given[i] && fields[i])
+            *fields[i] = (float)h->value[i];
+    }
+    if (h->given[HINT_TOP_K]) /* -1 and 0 are off */
+        sampling->top_k = h->value[HINT_TOP_K] > 0 ? (int32_t)h->value[HINT_TOP_K] : 0;
+    ASSERT(any || !h->given[HINT_TOP_K]);
+    return any;
+}
+
 /* ---- converting ------------------------------------------------------------------------------ */
 
 static const struct sized_struct SIZED_CONVERT = {

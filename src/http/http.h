@@ -33,7 +33,7 @@
 #include "util/account.h"
 #include "util/util.h"
 
-enum { HTTP_ADDRESS_MAX = INET6_ADDRSTRLEN };
+enum { HTTP_ADDRESS_MAX = INET6_ADDRSTRLEN, HTTP_ID_MAX = 64, HTTP_WHY_MAX = 200 };
 struct http;
 struct http_exchange {
     char client[HTTP_ADDRESS_MAX]; /* the client's address */
@@ -41,7 +41,9 @@ struct http_exchange {
     const char *query; /* what follows '?', as it was sent; "": nothing */
     const char *body;  /* [body_len] and a NUL; until the reply, or http_drop_body */
     size_t body_len;
-    void *user; /* http_attach; NULL at first */
+    void *user;             /* http_attach; NULL at first */
+    char id[HTTP_ID_MAX];   /* the handler's, which names the request in its reply; "" at first */
+    char why[HTTP_WHY_MAX]; /* likewise, why it was refused */
     /* what it owns, its body first; ends with the exchange unless others hold it, too. NULL: its
        headers are not complete */
     struct charge *charge;
@@ -132,7 +134,7 @@ bool http_attach(struct http_exchange *exchange, void *user);
 
 /* ---- responses ------------------------------------------------------------------------------- */
 
-enum { HTTP_HEADERS_MAX = 10 };
+enum { HTTP_HEADERS_MAX = 12 };
 struct http_reply {
     unsigned status;
     struct {

@@ -119,6 +119,10 @@ enum checkpoint_pooling checkpoint_pooling(const struct checkpoint *c) {
     return c->pooling;
 }
 
+const struct sampling_hints *checkpoint_sampling(const struct checkpoint *c) {
+    return &c->sampling;
+}
+
 const char *checkpoint_format(const struct checkpoint *c) {
     return c->format;
 }

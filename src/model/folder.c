@@ -4,7 +4,8 @@
  *     tokenizer.json           mapped; text/ parses it                        spec.json
  *     tokenizer_config.json    mapped; text/ reads the special tokens         spec.config
  *     generation_config.json   eos_token_id: a number or a list of them       spec.ends
- *     config.json              likewise
+ *                              recommended sampling (sampling_hints.c)        sampling
+ *     config.json              eos_token_id
  *     1_Pooling/config.json    how sentence-transformers pools rows           pooling
  *     chat_template.jinja      else chat_template.json's "chat_template", else
  *                              tokenizer_config.json's: a string, or [{name, template}] of which
@@ -119,8 +120,9 @@ static kvasir_status add_ends(struct checkpoint *c, const json_t *document, kvas
     return KVASIR_OK;
 }
 
-static kvasir_status read_ends(struct checkpoint *c, const char *folder, const char *name,
-                               kvasir_error *err) {
+/* Tokens that end an answer; with `hints` also recommended sampling. */
+static kvasir_status read_generation(struct checkpoint *c, const char *folder, const char *name,
+                                     struct sampling_hints *hints, kvasir_error *err) {
     struct file_map map;
     json_t *document;
     char path[PATH_MAX_BYTES];
@@ -128,6 +130,8 @@ static kvasir_status read_ends(struct checkpoint *c, const char *folder, const c
     TRY(map_file(c, folder, name, &map, err));
     TRY(in_file(path, parse_object(&map, json_parse, &document, err), err));
     kvasir_status status = add_ends(c, document, err);
+    if (status == KVASIR_OK && hints)
+        status = sampling_hints_json(document, hints, err);
     json_decref(document);
     return in_file(path, status, err);
 }
@@ -238,8 +242,8 @@ static kvasir_status read_neighbours(struct checkpoint *c, const char *folder, k
     TRY(map_file(c, folder, "tokenizer_config.json", &map, err));
     c->tokenizer.config = span_of(&map);
     TRY(read_template(c, folder, &map, err));
-    TRY(read_ends(c, folder, "generation_config.json", err));
-    return read_ends(c, folder, "config.json", err);
+    TRY(read_generation(c, folder, "generation_config.json", &c->sampling, err));
+    return read_generation(c, folder, "config.json", NULL, err);
 }
 
 static void set_tokenizer(struct checkpoint *c, const struct file_map *map) {

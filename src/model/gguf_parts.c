@@ -101,6 +101,7 @@ static kvasir_status read_model(struct checkpoint *c, const struct gguf *g, uint
         TRY(gguf_read_config(g, &c->config, err));
         TRY(gguf_read_pooling(g, c, err));
         TRY(gguf_read_tokenizer(g, c, err));
+        TRY(sampling_hints_gguf(g, &c->sampling, err));
     }
     return gguf_read_tensors(g, c, err);
 }

@@ -152,6 +152,20 @@ const struct checkpoint_tensor *checkpoint_tensor_at(const struct checkpoint *c,
 const struct tokenizer_spec *checkpoint_tokenizer(const struct checkpoint *c);
 /* The chat template's source, NUL-terminated; NULL when there is none. */
 const char *checkpoint_chat_template(const struct checkpoint *c);
+/* What the model's makers recommend for sampling (sampling_hints.c). */
+enum sampling_hint {
+    HINT_TEMP,
+    HINT_TOP_P,
+    HINT_MIN_P,
+    HINT_REPETITION,
+    HINT_TOP_K,
+    N_SAMPLING_HINTS
+};
+struct sampling_hints {
+    double value[N_SAMPLING_HINTS];
+    bool given[N_SAMPLING_HINTS];
+};
+const struct sampling_hints *checkpoint_sampling(const struct checkpoint *c);
 /* "GGUF v3", "safetensors", "MLX safetensors"; of text alone "GGUF v3", "tokenizer.json" */
 const char *checkpoint_format(const struct checkpoint *c);
 /* How it says that embeddings are made of rows' states. */

@@ -58,6 +58,7 @@ struct checkpoint {
     bool has_tokenizer;
     struct tokenizer_spec tokenizer; /* its pointers are owned, the text of its spans is mapped */
     char *chat_template;
+    struct sampling_hints sampling;
 };
 
 /* Maps one more file, or reads it; *map stays valid until the checkpoint closes. */
@@ -259,6 +260,14 @@ kvasir_status gguf_get_string(const struct gguf *g, const char *key, bool requir
  * missing. */
 kvasir_status gguf_get_strings(const struct gguf *g, const char *key, struct text_span **spans,
                                size_t *n, kvasir_error *err) MUST_CHECK;
+
+/* ---- recommended sampling (sampling_hints.c) ------------------------------------------------- */
+
+/* Of a generation_config.json, NULL: there is none; and of a GGUF file. */
+kvasir_status sampling_hints_json(const json_t *document, struct sampling_hints *out,
+                                  kvasir_error *err) MUST_CHECK;
+kvasir_status sampling_hints_gguf(const struct gguf *g, struct sampling_hints *out,
+                                  kvasir_error *err) MUST_CHECK;
 
 /* ---- GGUF as a model (gguf_config.c, gguf_text.c, gguf_names.c) ------------------------------ */
 

@@ -6,6 +6,7 @@
  *     "f16"      16   F16           0
  *     "bf16"     16   BF16          0
  *     "8".."2"    b   F16 at first  settled later: one of 32, 64, 128 that divides head_dim
+ *     "q8_0" ...  b   likewise      llama.cpp's names for as many bits
  *
  * The group is settled apart from parsing because the flag is read before the model, whose head
  * size decides.
@@ -22,6 +23,8 @@ static const struct {
     {"f32", {32, SCALAR_F32, 0}}, {"f16", {16, SCALAR_F16, 0}}, {"bf16", {16, SCALAR_BF16, 0}},
     {"8", {8, SCALAR_F16, 0}},    {"6", {6, SCALAR_F16, 0}},    {"5", {5, SCALAR_F16, 0}},
     {"4", {4, SCALAR_F16, 0}},    {"3", {3, SCALAR_F16, 0}},    {"2", {2, SCALAR_F16, 0}},
+    {"q8_0", {8, SCALAR_F16, 0}}, {"q5_0", {5, SCALAR_F16, 0}}, {"q5_1", {5, SCALAR_F16, 0}},
+    {"q4_0", {4, SCALAR_F16, 0}}, {"q4_1", {4, SCALAR_F16, 0}}, {"iq4_nl", {4, SCALAR_F16, 0}},
 };
 
 bool kv_format_equal(struct kv_format a, struct kv_format b) {

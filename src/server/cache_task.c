@@ -101,7 +101,7 @@ static void done(struct http_exchange *exchange, unsigned status) {
     if (t->until_us)
         leave_list(t);
     if (status >= HTTP_BAD_REQUEST)
-        log_add(t->server->log, "route=%s status=%u client=%s", t->route, status, exchange->client);
+        reply_log(t->server, exchange, t->route, status);
     account_end(t->account);
     server_count_open(t->server, -1);
     task_free(t);

@@ -27,7 +27,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* A worker has the job, and the exchange waits: JOB_UNREAD, JOB_WRITING. Without a stream: WRITING
  * if the answer is long, then WRITTEN. */
@@ -50,7 +49,8 @@ struct job {
     struct tenant tenant;
     struct responses_store responses; /* the tenant's */
     char *salt;
-    char *body; /* its text, if it is logged */
+    char *body;    /* its text, if it is logged */
+    char *unknown; /* names of fields that nobody knows; NULL: none */
     struct api_setup setup;
     struct api_request request;
     int64_t created;
@@ -110,6 +110,7 @@ static void job_free(struct job *j) {
     j->protocol->close(j->stream);
     api_request_free(&j->request);
     mem_free(j->body);
+    mem_free(j->unknown);
     mem_free(j->salt);
     text_free(&j->out);
     mem_unreserve(j->taken.data, events_room(j));
@@ -408,6 +409,7 @@ static bool read_request(struct job *j, struct http_exchange *exchange, struct a
     http_drop_body(exchange);
     if (!parsed)
         return false;
+    j->unknown = api_fields_unknown(&body);
     const bool good = j->protocol->read(&j->setup, &body, &j->request, err);
     api_body_free(&body); /* the request has references to what it needs */
     if (!good || !set_salt(j, err) || !check_limits(j, err))
@@ -419,30 +421,6 @@ static bool read_request(struct job *j, struct http_exchange *exchange, struct a
                api_no_memory(err);
     }
     return api_answer_init(&j->answer, &j->request) || api_no_memory(err);
-}
-
-static void read_client_id(struct job *j, const struct http_exchange *exchange) {
-    const char *id = http_header(exchange, "X-Request-Id");
-    if (!id || strlen(id) >= sizeof j->client_id)
-        return;
-    for (const char *p = id; *p; p++)
-        if (!strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:", *p))
-            return;
-    snprintf(j->client_id, sizeof j->client_id, "%s", id);
-}
-
-/* "prefix" and 24 random hex digits, and a seed, random too: neither tells anybody what other
- * requests got or how many there were. The kernel's generator is a keyed one. */
-static bool new_id(const char *prefix, char out[JOB_ID_MAX], uint64_t *seed) {
-    struct {
-        uint64_t seed, high;
-        uint32_t low;
-    } random;
-    if (getentropy(&random, sizeof random) != 0)
-        return false;
-    snprintf(out, JOB_ID_MAX, "%s%016llx%08x", prefix, (unsigned long long)random.high, random.low);
-    *seed = random.seed;
-    return true;
 }
 
 static bool recall(void *user, const char *id, json_t *items, struct api_error *err) {
@@ -459,7 +437,7 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
                               const struct protocol *protocol, const struct tenant *tenant) {
     struct job *j = calloc(1, sizeof *j);
     uint64_t seed; /* unless the request has one */
-    if (!j || !new_id(protocol->id_prefix, j->id, &seed)) {
+    if (!j || !server_new_id(protocol->id_prefix, j->id, &seed)) {
         free(j);
         return NULL;
     }
@@ -472,13 +450,15 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
     j->sent_us = metrics_now_us();
     j->created = s->started_s + (j->sent_us - s->started_us) / 1000000;
     j->setup = s->setup;
-    j->setup.sampling.seed = seed;
+    if (!s->options.fixed_seed)
+        j->setup.sampling.seed = seed;
     j->setup.max_prompts = API_PROMPTS_MAX;
     if (s->kept) {
         j->responses = (struct responses_store){j, recall, keep};
         j->setup.responses = &j->responses;
     }
-    read_client_id(j, exchange);
+    server_client_id(exchange, j->client_id);
+    snprintf(exchange->id, sizeof exchange->id, "%s", *j->client_id ? j->client_id : j->id);
     pthread_mutex_init(&j->mutex, NULL);
     return j;
 }
@@ -587,9 +567,8 @@ enum http_step job_begin(struct server *s, struct http_exchange *exchange,
 static enum http_step begin_stream(struct job *j, struct http_exchange *exchange) {
     const char *type = j->protocol->stream_type;
     struct http_reply reply =
-        reply_head(j->server, HTTP_OK, type ? type : "text/event-stream; charset=utf-8");
+        reply_head(j->server, exchange, HTTP_OK, type ? type : "text/event-stream; charset=utf-8");
     http_reply_header(&reply, "X-Accel-Buffering", "no"); /* proxies pass it on at once */
-    http_reply_header(&reply, "X-Request-Id", *j->client_id ? j->client_id : j->id);
     return http_reply_stream(exchange, &reply, fill);
 }
 
@@ -689,10 +668,11 @@ static void record_job(struct job *j, unsigned status, struct job_record *out) {
                                .common_tokens = j->common_tokens,
                                .why = j->why,
                                .times = j->times,
-                               .body = j->body};
+                               .body = j->body,
+                               .unknown = j->unknown};
     memcpy(out->id, j->id, sizeof out->id);
     memcpy(out->client_id, j->client_id, sizeof out->client_id);
-    j->body = NULL;
+    j->body = j->unknown = NULL;
 }
 
 static void job_done(struct http_exchange *exchange, unsigned status) {
@@ -708,8 +688,7 @@ static void job_done(struct http_exchange *exchange, unsigned status) {
     record_job(j, status, &record);
     pthread_mutex_unlock(&j->mutex);
     if (refused)
-        log_add(s->log, "route=%s status=%u client=%s", j->protocol->name, status,
-                exchange->client);
+        reply_log(s, exchange, j->protocol->name, status);
     if (complete || refused)
         job_end(j);
     else /* the last event may have freed the job by now */
@@ -717,6 +696,7 @@ static void job_done(struct http_exchange *exchange, unsigned status) {
     if (!refused)
         job_log(s, &record, exchange->client);
     mem_free(record.body);
+    mem_free(record.unknown);
 }
 
 static bool is_called(const struct job *j, const struct tenant *tenant, const char *id) {

@@ -16,7 +16,8 @@ struct job_record {
     uint32_t common_tokens;
     kvasir_miss why;
     struct metrics_request times;
-    char *body; /* the job's, taken; NULL unless options.log_prompts */
+    char *body;    /* the job's, taken; NULL unless options.log_prompts */
+    char *unknown; /* names of unknown fields, likewise; NULL: none */
 };
 
 /* From any thread, without locks. client: the address. */

@@ -46,6 +46,15 @@ PRINTF_LIKE(1, 0) static struct line *format_line(const char *format, va_list ar
     return line;
 }
 
+const char *log_visible(const char *text, char *out, size_t size) {
+    size_t n = 0;
+    ASSERT(size > 0);
+    for (; *text && n + 1 < size; text++)
+        out[n++] = *text > 0x20 && *text < 0x7f && *text != '"' ? *text : '?';
+    out[n] = 0;
+    return out;
+}
+
 void log_add(struct log *l, const char *format, ...) {
     va_list args;
     if (!l)

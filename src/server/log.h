@@ -15,4 +15,8 @@ void log_add(struct log *l, const char *format, ...) PRINTF_LIKE(2, 3);
 /* Ends after the last line is written. NULL is allowed. */
 void log_destroy(struct log *l);
 
+/* A header or path as visible ASCII, other bytes and double quotes as '?', cut to fit. Returns
+ * out. */
+const char *log_visible(const char *text, char *out, size_t size);
+
 #endif

@@ -4,7 +4,9 @@
  * A browser on this machine runs pages of other sites, which could send requests here. Two headers
  * that pages cannot set tell them apart:
  *
- *   Origin  the site of the page. Refused unless it is the server itself or --cors-origin.
+ *   Origin  the site of the page. Refused unless it is the server itself, --cors-origin, or a site
+ *           on this machine: http or https, localhost, 127.0.0.1 or [::1], any port (a developer's
+ *           page; other machines' pages cannot have such an origin).
  *   Host    the server's name, as the page knows it. A site whose DNS points at this machine passes
  *           for the server itself ("DNS rebinding"), and would reach what only this network can. So
  *           the name must be one of this machine, the address that it listens on, an allowed host,
@@ -78,19 +80,53 @@ static bool foreign_name(const struct server *s, const char *host) {
     return !known;
 }
 
+/* "http://localhost:3000": a page that this machine serves. */
+static bool is_local_page(const char *origin) {
+    static const char *const NAMES[] = {"localhost", "127.0.0.1", "[::1]"};
+    const char *site = site_of(origin);
+    if (!site || (strncmp(origin, "http://", 7) != 0 && strncmp(origin, "https://", 8) != 0))
+        return false;
+    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
+        const size_t n = strlen(NAMES[i]);
+        if (strncasecmp(site, NAMES[i], n) != 0)
+            continue;
+        const char *port = site + n + (site[n] == ':');
+        if (port[strspn(port, "0123456789")] == 0 && (site[n] == ':' || !site[n]))
+            return true;
+    }
+    return false;
+}
+
+const char *origin_allowed(const struct server *s, const struct http_exchange *exchange) {
+    const char *allowed = s->options.cors_origin, *origin = http_header(exchange, "Origin");
+    const bool all = allowed && strcmp(allowed, "*") == 0;
+    return !all && is_local_page(origin) ? origin : allowed;
+}
+
 static bool foreign_page(const struct server *s, const char *origin, const char *host) {
     const char *allowed = s->options.cors_origin, *site = site_of(origin);
-    if (!origin || (allowed && (strcmp(allowed, "*") == 0 || strcmp(allowed, origin) == 0)))
+    if (!origin || is_local_page(origin) ||
+        (allowed && (strcmp(allowed, "*") == 0 || strcmp(allowed, origin) == 0)))
         return false;
     return !site || !host || strcasecmp(site, host) != 0;
 }
 
-const char *origin_refused(const struct server *s, const struct http_exchange *exchange) {
-    const char *host = http_header(exchange, "Host");
-    if (foreign_page(s, http_header(exchange, "Origin"), host))
-        return "requests from pages of this origin are not allowed";
-    if (foreign_name(s, host))
-        return "the Host header does not name this server: use its address, or add the name to its "
-               "allowed hosts";
-    return NULL;
+bool origin_refused(const struct server *s, const struct http_exchange *exchange, char *why,
+                    size_t size) {
+    enum { SHOWN = 80 };
+    const char *host = http_header(exchange, "Host"), *origin = http_header(exchange, "Origin");
+    char name[SHOWN];
+    if (foreign_page(s, origin, host))
+        snprintf(why, size,
+                 "pages of '%s' may not use this server unless its option cors-origin names the "
+                 "site",
+                 log_visible(origin, name, sizeof name));
+    else if (foreign_name(s, host))
+        snprintf(why, size,
+                 "Host '%s' does not name this server: use its address, or add the name to its "
+                 "option allowed-hosts",
+                 log_visible(host, name, sizeof name));
+    else
+        return false;
+    return true;
 }

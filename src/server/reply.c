@@ -1,19 +1,85 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reply.c: JSON bodies in and out. */
+/* reply.c: JSON bodies in and out, the headers of all replies, the log line of a refusal. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "server/server_internal.h"
 
-struct http_reply reply_head(const struct server *s, unsigned status, const char *type) {
+/* ---- ids and the log ------------------------------------------------------------------------- */
+
+void server_client_id(const struct http_exchange *exchange, char out[JOB_ID_MAX]) {
+    const char *id = http_header(exchange, "X-Request-Id");
+    *out = 0;
+    if (!id || strlen(id) >= JOB_ID_MAX)
+        return;
+    for (const char *p = id; *p; p++)
+        if (!strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:", *p))
+            return;
+    snprintf(out, JOB_ID_MAX, "%s", id);
+}
+
+bool server_new_id(const char *prefix, char out[JOB_ID_MAX], uint64_t *seed) {
+    struct {
+        uint64_t seed, high;
+        uint32_t low;
+    } random;
+    if (getentropy(&random, sizeof random) != 0)
+        return false;
+    snprintf(out, JOB_ID_MAX, "%s%016llx%08x", prefix, (unsigned long long)random.high, random.low);
+    *seed = random.seed;
+    return true;
+}
+
+/* The client's id, or a new one. */
+static void set_id(struct http_exchange *exchange) {
+    char id[JOB_ID_MAX];
+    uint64_t seed;
+    server_client_id(exchange, id);
+    if (*id || server_new_id("req_", id, &seed))
+        snprintf(exchange->id, sizeof exchange->id, "%s", id);
+}
+
+/* A text without what it quotes, which may be the request's, as a part of one line. */
+static void set_why(struct http_exchange *exchange, const char *text) {
+    char *out = exchange->why, *const end = out + HTTP_WHY_MAX - 1;
+    bool quoted = false;
+    for (; *text && out < end; text++) {
+        quoted ^= *text == '"';
+        if (*text == '"' && quoted)
+            out += snprintf(out, (size_t)(end - out), "'...'");
+        else if (*text != '"' && !quoted)
+            *out++ = (unsigned char)*text < 0x20 ? ' ' : *text;
+        out = out > end ? end : out;
+    }
+    *out = 0;
+}
+
+void reply_log(const struct server *s, const struct http_exchange *exchange, const char *route,
+               unsigned status) {
+    char path[200];
+    log_add(s->log, "route=%s status=%u client=%s method=%s path=%s why=\"%s\"", route, status,
+            exchange->client, exchange->method, log_visible(exchange->path, path, sizeof path),
+            exchange->why);
+}
+
+/* ---- replies --------------------------------------------------------------------------------- */
+
+struct http_reply reply_head(const struct server *s, struct http_exchange *exchange,
+                             unsigned status, const char *type) {
     struct http_reply r = {.status = status};
+    const char *origin = origin_allowed(s, exchange);
     if (type)
         http_reply_header(&r, "Content-Type", type);
     http_reply_header(&r, "Cache-Control", "no-store");
     http_reply_header(&r, "X-Content-Type-Options", "nosniff");
-    if (s->options.cors_origin)
-        http_reply_header(&r, "Access-Control-Allow-Origin", s->options.cors_origin);
+    if (origin)
+        http_reply_header(&r, "Access-Control-Allow-Origin", origin);
+    if (!*exchange->id)
+        set_id(exchange);
+    if (*exchange->id)
+        http_reply_header(&r, "X-Request-Id", exchange->id);
     return r;
 }
 
@@ -43,13 +109,13 @@ static enum http_step reply_value(const struct http_reply *reply, struct http_ex
 
 enum http_step reply_json(struct server *s, struct http_exchange *exchange, unsigned status,
                           json_t *value) {
-    const struct http_reply r = reply_head(s, status, "application/json");
+    const struct http_reply r = reply_head(s, exchange, status, "application/json");
     return reply_value(&r, exchange, value);
 }
 
 enum http_step reply_text(struct server *s, struct http_exchange *exchange, unsigned status,
                           char *text) {
-    const struct http_reply r = reply_head(s, status, "application/json");
+    const struct http_reply r = reply_head(s, exchange, status, "application/json");
     return http_reply_take(exchange, &r, text, strlen(text));
 }
 
@@ -61,7 +127,8 @@ enum http_step reply_error(struct server *s, struct http_exchange *exchange,
 enum http_step reply_error_with(struct server *s, struct http_exchange *exchange,
                                 const struct protocol *protocol, const struct api_error *err,
                                 const char *name, const char *value) {
-    struct http_reply r = reply_head(s, (unsigned)err->status, "application/json");
+    struct http_reply r = reply_head(s, exchange, (unsigned)err->status, "application/json");
+    set_why(exchange, err->text);
     char seconds[16];
     snprintf(seconds, sizeof seconds, "%u", err->retry_after_s ? err->retry_after_s : 2);
     if (name)

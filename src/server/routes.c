@@ -74,6 +74,13 @@ static enum http_step refuse(struct server *s, struct http_exchange *exchange, i
     return reply_error(s, exchange, protocol_of(exchange), &err);
 }
 
+static enum http_step not_found(struct server *s, struct http_exchange *exchange) {
+    char path[160], text[200];
+    snprintf(text, sizeof text, "not found: %.16s %s", exchange->method,
+             log_visible(exchange->path, path, sizeof path));
+    return refuse(s, exchange, HTTP_NOT_FOUND, text);
+}
+
 static enum http_step run_job(struct server *s, struct http_exchange *exchange,
                               const struct route *r, const struct tenant *t) {
     return job_begin(s, exchange, r->protocol, t);
@@ -155,7 +162,7 @@ static enum http_step run_model(struct server *s, struct http_exchange *exchange
 
 static enum http_step run_metrics(struct server *s, struct http_exchange *exchange,
                                   const struct route *r, const struct tenant *t) {
-    const struct http_reply reply = reply_head(s, HTTP_OK, METRICS_CONTENT_TYPE);
+    const struct http_reply reply = reply_head(s, exchange, HTTP_OK, METRICS_CONTENT_TYPE);
     struct server_figures f = figures(s);
     size_t len;
     struct tenant_figures *tenants = add_tenants(s, t, &f);
@@ -168,7 +175,7 @@ static enum http_step run_metrics(struct server *s, struct http_exchange *exchan
 
 static enum http_step run_page(struct server *s, struct http_exchange *exchange,
                                const struct route *r, const struct tenant *t) {
-    struct http_reply reply = reply_head(s, HTTP_OK, SERVER_PAGE_TYPE);
+    struct http_reply reply = reply_head(s, exchange, HTTP_OK, SERVER_PAGE_TYPE);
     (void)r, (void)t;
     http_reply_header(&reply, "Content-Security-Policy", SERVER_PAGE_CSP);
     return http_reply_static(exchange, &reply, SERVER_PAGE, SERVER_PAGE_LEN);
@@ -288,7 +295,7 @@ static enum http_step run_cancel(struct server *s, struct http_exchange *exchang
     const size_t n = strlen(id), end = sizeof END - 1;
     if (strcmp(exchange->method, "POST") == 0) {
         if (n < end || strcmp(id + n - end, END) != 0)
-            return refuse(s, exchange, HTTP_NOT_FOUND, "path not found");
+            return not_found(s, exchange);
         id[n - end] = 0;
     }
     if (jobs_cancel(s, t, id) == 0)
@@ -434,8 +441,8 @@ static const struct protocol *protocol_of(const struct http_exchange *exchange) 
 
 /* A browser asks whether another site's page may send a request. */
 static enum http_step preflight(struct server *s, struct http_exchange *exchange) {
-    struct http_reply r = reply_head(s, HTTP_NO_CONTENT, NULL);
-    if (s->options.cors_origin) {
+    struct http_reply r = reply_head(s, exchange, HTTP_NO_CONTENT, NULL);
+    if (origin_allowed(s, exchange)) {
         http_reply_header(&r, "Access-Control-Allow-Methods", "GET, POST, DELETE");
         http_reply_header(&r, "Access-Control-Allow-Headers", "*, Authorization");
     }
@@ -460,8 +467,8 @@ static enum http_step begin(struct server *s, struct http_exchange *exchange, bo
     struct tenant tenant;
     bool allowed;
     const struct route *r = find_route(exchange, &allowed);
-    const char *refused = origin_refused(s, exchange);
-    if (refused)
+    char refused[320];
+    if (origin_refused(s, exchange, refused, sizeof refused))
         return refuse(s, exchange, HTTP_FORBIDDEN, refused);
     if (strcmp(exchange->method, "OPTIONS") == 0)
         return preflight(s, exchange);
@@ -474,7 +481,7 @@ static enum http_step begin(struct server *s, struct http_exchange *exchange, bo
                                                "\"Authorization: Bearer KEY\" or \"X-Api-Key\"");
     }
     if (!r)
-        return refuse(s, exchange, HTTP_NOT_FOUND, "path not found");
+        return not_found(s, exchange);
     if (!allowed)
         return not_allowed(s, exchange);
     if (r->access == ADMIN && !tenant.admin)
@@ -508,7 +515,7 @@ uint64_t routes_body_limit(void *user, const struct http_exchange *exchange) {
     struct tenant tenant;
     bool allowed;
     const struct route *r = find_route(exchange, &allowed);
-    if (r && allowed && strcmp(r->method, "POST") == 0 && !origin_refused(s, exchange) &&
+    if (r && allowed && strcmp(r->method, "POST") == 0 && !origin_refused(s, exchange, NULL, 0) &&
         find_tenant(s, exchange, &tenant))
         return most;
     return most < SMALL ? most : SMALL;

@@ -48,8 +48,7 @@ static void handle_done(void *user, struct http_exchange *exchange, unsigned sta
     if (exchange->user)
         ((const struct task *)exchange->user)->done(exchange, status);
     else if (status >= HTTP_BAD_REQUEST)
-        log_add(s->log, "route=%s status=%u client=%s", routes_name(exchange), status,
-                exchange->client);
+        reply_log(s, exchange, routes_name(exchange), status);
 }
 
 /* What requests owned goes back to the system when some of it has come together, at most once a
@@ -76,10 +75,35 @@ static void no_tick(void *user) {
     (void)user;
 }
 
+/* Reads answers as the options say; which of the two is unknown, or NULL. */
+static const char *set_parsers(const struct server_options *o, struct answer_syntax *syntax) {
+    if (o->tool_call_parser && !answer_syntax_tools(syntax, o->tool_call_parser))
+        return o->tool_call_parser;
+    if (o->reasoning_parser && !answer_syntax_reasoning(syntax, o->reasoning_parser))
+        return o->reasoning_parser;
+    return NULL;
+}
+
+bool server_check_parsers(const struct server_options *o, kvasir_error *err) {
+    struct answer_syntax syntax = {0};
+    const char *unknown = set_parsers(o, &syntax);
+    if (unknown)
+        (void)fail_field(err, KVASIR_ERR_ARGUMENT,
+                         unknown == o->tool_call_parser ? "server.tool_call_parser"
+                                                        : "server.reasoning_parser",
+                         "\"%.40s\" is not a parser that is known here; without one the form is "
+                         "found in the chat template",
+                         unknown);
+    return !unknown;
+}
+
 static void set_up(struct server *s) {
     kvasir_model_info info;
     kvasir_model_get_info(s->model, &info);
     s->syntax = answer_syntax_of(kvasir_model_tokenizer(s->model));
+    const char *unknown = set_parsers(&s->options, &s->syntax);
+    ASSERT(!unknown); /* server_check_parsers */
+    (void)unknown;
     s->setup = (struct api_setup){.tokenizer = kvasir_model_tokenizer(s->model),
                                   .syntax = &s->syntax,
                                   .variables = s->options.variables,
@@ -92,6 +116,8 @@ static void set_up(struct server *s) {
                                   .grammars = s->grammars,
                                   .width = info.dim,
                                   .pooling = kvasir_model_pooling(s->model),
+                                  .clamp_tokens = s->options.clamp_tokens,
+                                  .strict_fields = s->options.strict_fields,
                                   .stream = true};
     s->started_s = (int64_t)time(NULL);
     s->started_us = metrics_now_us();

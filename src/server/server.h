@@ -44,11 +44,16 @@ struct server_options {
     /* [n_allowed_hosts] further names in a Host header; "*": any */
     const char *const *allowed_hosts;
     size_t n_allowed_hosts;
-    const char *cors_origin;  /* site whose pages may send requests, "*": all; NULL: none */
-    json_t *variables;        /* object: variables of chat templates; NULL: none */
+    const char *cors_origin; /* site whose pages may send requests, "*": all; NULL: none */
+    json_t *variables;       /* object: variables of chat templates; NULL: none */
+    const char *tool_call_parser,
+        *reasoning_parser;    /* server_check_parsers; NULL: by the template */
     bool all_control;         /* chats: names of control tokens become tokens whoever wrote them */
     kvasir_sampling sampling; /* defaults of requests */
+    bool fixed_seed;          /* sampling.seed is one of them; otherwise each has its own */
     uint32_t max_tokens;      /* likewise; 0: as many as fit */
+    bool clamp_tokens;        /* a max_tokens that does not fit is made to, not refused */
+    bool strict_fields;       /* unknown fields of bodies are refused, not ignored */
     uint32_t max_choices;     /* largest "n" of a request */
     uint32_t max_prompt_tokens; /* 0: as many as fit the context */
     uint32_t max_waiting; /* the engine's; half of these places are shared by the keys' weights */
@@ -87,6 +92,9 @@ bool server_is_loopback(const char *host);
 
 /* Whether options->trusted_proxies are what they must be. False with *err. */
 bool server_check_proxies(const struct server_options *options, kvasir_error *err);
+
+/* Whether options->tool_call_parser and reasoning_parser are known. False with *err. */
+bool server_check_parsers(const struct server_options *options, kvasir_error *err);
 
 struct server;
 /* Listens and answers on threads of its own. Borrows options, model and engine for its life.

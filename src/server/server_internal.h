@@ -20,7 +20,7 @@
 #include "server/work.h"
 #include "util/account.h"
 
-enum { JOB_ID_MAX = 64 };
+enum { JOB_ID_MAX = HTTP_ID_MAX };
 
 struct server {
     struct server_options options;
@@ -78,8 +78,17 @@ struct task {
 
 /* ---- bodies (reply.c) ------------------------------------------------------------------------ */
 
-/* The headers of all replies; there is room for five more. */
-struct http_reply reply_head(const struct server *s, unsigned status, const char *type);
+/* The headers of all replies, X-Request-Id among them; there is room for six more. */
+struct http_reply reply_head(const struct server *s, struct http_exchange *exchange,
+                             unsigned status, const char *type);
+/* The client's X-Request-Id; "": none that may be repeated. */
+void server_client_id(const struct http_exchange *exchange, char out[JOB_ID_MAX]);
+/* The prefix and 24 random hex digits, and a seed, random too: neither tells anybody what other
+ * requests got or how many there were. False: the kernel gives no random bytes. */
+bool server_new_id(const char *prefix, char out[JOB_ID_MAX], uint64_t *seed);
+/* A line of the log: a refused request's path and reason, without texts of its body. */
+void reply_log(const struct server *s, const struct http_exchange *exchange, const char *route,
+               unsigned status);
 /* Takes value; NULL: out of memory. */
 enum http_step reply_json(struct server *s, struct http_exchange *exchange, unsigned status,
                           json_t *value);
@@ -119,8 +128,12 @@ void routes_refuse(void *user, struct http_exchange *exchange, unsigned status, 
 /* The route's name for log and metrics; "other": there is none. */
 const char *routes_name(const struct http_exchange *exchange);
 
-/* Why the Origin or Host header is refused (origin.c); NULL: it is not. */
-const char *origin_refused(const struct server *s, const struct http_exchange *exchange);
+/* Whether the Origin or Host header is refused (origin.c), and why. */
+bool origin_refused(const struct server *s, const struct http_exchange *exchange, char *why,
+                    size_t size);
+/* The site whose pages may read the reply: "*", the one of the options, or the exchange's own on
+ * this machine; NULL: none. */
+const char *origin_allowed(const struct server *s, const struct http_exchange *exchange);
 
 /* Reads options->trusted_proxies; *out: mem_free. False with *err. */
 bool proxies_read(const struct server_options *o, struct http_net **out, size_t *n,

@@ -130,7 +130,7 @@ static void done(struct http_exchange *exchange, unsigned status) {
     struct text_task *t = text_task_of(exchange);
     ASSERT(atomic_load(&t->finished));
     if (status >= HTTP_BAD_REQUEST)
-        log_add(t->server->log, "route=%s status=%u client=%s", t->route, status, exchange->client);
+        reply_log(t->server, exchange, t->route, status);
     account_end(t->account);
     server_count_open(t->server, -1);
     text_free(&t->answer);

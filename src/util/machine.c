@@ -110,6 +110,11 @@ uint64_t memory_available_bytes(void) {
     return machine < group ? machine : group;
 }
 
+uint64_t memory_machine_bytes(void) {
+    uint64_t kib;
+    return read_number("/proc/meminfo", "MemTotal:", &kib) ? kib * 1024 : 0;
+}
+
 uint64_t memory_resident_peak_bytes(void) {
     struct rusage usage;
     if (getrusage(RUSAGE_SELF, &usage) != 0)

@@ -225,6 +225,7 @@ int cpu_count(void);        /* cores this process may run on */
 /* Memory that is still available: the smaller of MemAvailable and what the cgroup allows. 0 if
  * unknown. */
 uint64_t memory_available_bytes(void);
+uint64_t memory_machine_bytes(void); /* of the whole machine; 0 if unknown */
 uint64_t memory_resident_peak_bytes(void);
 
 /* Instruction-set tiers in rising order per architecture, detected with cpuid and xgetbv (the OS

@@ -69,7 +69,7 @@ is out1 chat 'c["message"]' "$(python3 -c 'import json, sys
 print(json.dumps({"role": "assistant", "content": sys.argv[1], "refusal": None}))' "$text")"
 is out1 text '[b["object"], b["model"], r["error"]]' '["text_completion", "m", null]'
 is out1 chat 'b["object"]' chat.completion
-is out1 ids 'b["model"]' "$stories"
+is out1 ids 'b["model"]' hf
 is out1 text '[b["usage"][k] for k in ("prompt_tokens", "completion_tokens", "total_tokens")]' \
     '[5, 40, 45]'
 is out1 text 'r["response"]["status_code"]' 200
@@ -290,6 +290,22 @@ failing 2 '^kvasir batch: --kv-cache-quantization-group-size: only allowed with'
 failing 2 '^kvasir batch: --max-num-seqs: 0 is out of range' -i in -o new --max-num-seqs 0
 failing 2 '^kvasir batch: --kv-bits: ' -i in -o new --kv-bits 7
 failing 2 '^kvasir batch: unknown flag "--cache-mb"' -i in -o new --cache-mb 5
+
+# ---- fields that nobody knows, those of other servers, lengths that do not fit ----
+{
+    request typo '{"prompt":"Once","max_token":3,"n_predict":2,"temprature":2}'
+    request dry '{"prompt":"Once","dry_multiplier":5}'
+    request long '{"prompt":"Once","max_tokens":90000}'
+} >fields
+failing 1 '2 of 3 requests failed' -i fields -o fields1 --ctx 256
+is fields1 typo 'b["usage"]["completion_tokens"]' 2
+is fields1 typo '[w.split(":")[0] for w in b["warnings"]]' '["max_token", "temprature"]'
+is fields1 dry 'b["error"]["param"]' dry_multiplier
+is fields1 long 'b["error"]["code"]' context_length_exceeded
+failing 1 '2 of 3 requests failed' -i fields -o fields2 --ctx 256 --strict-fields --clamp-max-tokens
+is fields2 typo 'b["error"]["message"]' \
+    'max_token: unknown field; did you mean "max_tokens"?'
+is fields2 long 'c["finish_reason"]' length
 
 # ---- an output that is not a regular file is only written ----
 b -i in -o /dev/stdout -q

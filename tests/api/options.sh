@@ -18,6 +18,15 @@ run
 [ $? = 2 ] || die "no command"
 expect 2 'unknown command "frobnicate"' frobnicate
 expect 2 'unknown command "--frob"' --frob
+expect 2 'unknown command "servee": did you mean serve? See kvasir help' servee
+expect 2 'unknown command "gen": did you mean generate?' gen
+good version
+grep -qx 'kvasir [0-9.]*' out || die "version"
+good help
+grep -q '^  serve ' out || die "help"
+good help serve
+grep -q '^usage: kvasir serve ' out || die "help serve"
+expect 2 'unknown command "frobnicate"' help frobnicate
 
 for command in $commands; do
     good $command --help

@@ -119,9 +119,12 @@ def test_log(prompts):
                             ({"messages": [{"role": SECRET, "content": SECRET}]}, "messages[0]")):
             status, error = s.ask("POST", "/v1/chat/completions", body)
             check(status == 400 and place in error["error"]["message"], status, error)
-        check(s.ask("GET", "/v1/" + SECRET)[0] == 404, "a path that is not there")
+        check(s.ask("GET", "/v1/nowhere")[0] == 404, "a path that is not there")
         # Each connection queues its own line, so the four come in any order.
-        s.line("(?s)(?=(.*?^route=chat status=400 client=127.0.0.1$){3}).*^route=other status=404 ")
+        s.line("(?s)(?=(.*?^route=chat status=400 client=127.0.0.1 method=POST path=/v1/chat/"
+               "completions why=\"[^\"\n]+\"$){3}).*^route=other status=404 ")
+        s.line("(?m)^route=other status=404 .* why=\"not found: GET /v1/nowhere\"$")
+        s.line("(?m) why=\"max_tokens: is a string, not a whole number\"$")
         with socket.create_connection((s.host, s.port)) as gone:
             body = json.dumps(chat_body("Once", 50000, stream=True)).encode()
             gone.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -133,6 +136,48 @@ def test_log(prompts):
         s.line("^server: SIGTERM, (0 requests are|1 request is) open")  # of the client that left
         check((SECRET in s.text()) == prompts, "text of a prompt in the log:", prompts)
         check(len(re.findall(r"^id=\S+ body=\{", s.text(), re.M)) == 3 * prompts, "bodies")
+
+
+def test_fields():
+    """Unknown fields, lengths that do not fit, seeds, ids, and pages of this machine."""
+    ask = {"messages": [{"role": "user", "content": "Once"}], "max_tokens": 3, "temprature": 2}
+    warning = 'temprature: unknown field, ignored; did you mean "temperature"?'
+    with Server("--ctx", "256", "--seed", "5", "--temp", "1") as s:
+        status, a = s.ask("POST", "/v1/chat/completions", ask)
+        check(status == 200 and a["warnings"] == [warning], a)
+        s.line("(?m)^id=.* unknown_fields=temprature$")
+        status, b = s.ask("POST", "/v1/chat/completions", {k: ask[k] for k in list(ask)[:2]})
+        check(b["choices"] == a["choices"] and "warnings" not in b, "the same seed", a, b)
+        for more in {}, {"stream_options": {"include_usage": True}}:
+            c = s.connect()
+            c.request("POST", "/v1/chat/completions", json.dumps({**ask, "stream": True, **more}))
+            r = c.getresponse()
+            check(r.getheader("X-Request-Id").startswith("chatcmpl-"), "the id of a stream")
+            events = [x[6:] for x in r.read().split(b"\n\n") if x.startswith(b"data: {")]
+            check([json.loads(e).get("warnings") for e in events[-2:]] == [None, [warning]], events)
+        status, a = s.ask("POST", "/v1/messages", {**ask, "max_tokens": 32000})
+        check(status == 200 and a["warnings"] == [warning], "clamped", a)
+        check(a["stop_reason"] == "max_tokens" and 100 < a["usage"]["output_tokens"] < 256, a)
+        status, a = s.ask("POST", "/v1/chat/completions", {**ask, "max_tokens": 32000})
+        check(status == 400 and a["error"]["code"] == "context_length_exceeded", a)
+        c = s.connect()
+        mine = {"X-Request-Id": "m-1"}
+        for path, headers in (("/health", {}), ("/nowhere", {}), ("/health", mine)):
+            c.request("GET", path, headers={"Origin": "http://localhost:3000", **headers})
+            r = c.getresponse()
+            r.read()
+            check(r.getheader("Access-Control-Allow-Origin") == "http://localhost:3000", path)
+            id = r.getheader("X-Request-Id")
+            check(id == "m-1" if headers else id.startswith("req_"), path, id)
+        status, a = s.ask("GET", "/v1/models", Origin="http://example.org")
+        check(status == 403 and "its option cors-origin" in a["error"]["message"], a)
+        s.line("(?m)^route=models status=403 .*why=\"pages of 'http://example.org' may not use")
+    with Server("--strict-fields", "--clamp-max-tokens", "--ctx", "256") as s:
+        status, a = s.ask("POST", "/v1/chat/completions", ask)
+        check(status == 400 and a["error"]["param"] == "temprature", a)
+        del ask["temprature"]
+        status, a = s.ask("POST", "/v1/chat/completions", {**ask, "max_tokens": 32000})
+        check(status == 200, "clamped", a)
 
 
 def test_quotas():
@@ -274,6 +319,7 @@ with open("template", "w") as file:
     file.write(TEMPLATE)
 test_log(prompts=False)
 test_log(prompts=True)
+test_fields()
 test_quotas()
 test_keys_and_files()
 test_addresses()

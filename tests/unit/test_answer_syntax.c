@@ -706,6 +706,22 @@ static int tear_down(void **state) {
     return 0;
 }
 
+/* Names of vLLM's parsers; each that is known gives markers, or is harmony. */
+static void test_parsers(void **state) {
+    (void)state;
+    struct answer_syntax s = {0};
+    assert_true(answer_syntax_tools(&s, "hermes") && s.tools == ANSWER_HERMES);
+    assert_string_equal(s.call_open, "<tool_call>");
+    assert_true(answer_syntax_tools(&s, "mistral") && s.tools == ANSWER_MISTRAL);
+    assert_true(answer_syntax_tools(&s, "lfm2") && s.tools == ANSWER_PYTHONIC);
+    assert_true(answer_syntax_reasoning(&s, "qwen3"));
+    assert_string_equal(s.think_open, "<think>");
+    assert_string_equal(s.think_close, "</think>");
+    assert_true(answer_syntax_reasoning(&s, "openai_gptoss"));
+    assert_false(answer_syntax_tools(&s, "qwen3"));
+    assert_false(answer_syntax_reasoning(&s, ""));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mlx),         cmocka_unit_test(test_held_back),
@@ -718,6 +734,7 @@ int main(void) {
         cmocka_unit_test(test_gives_up),    cmocka_unit_test(test_garbage),
         cmocka_unit_test(test_linear),      cmocka_unit_test(test_templates),
         cmocka_unit_test(test_starts),      cmocka_unit_test(test_shown),
+        cmocka_unit_test(test_parsers),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -266,7 +266,7 @@ static void test_fields(void **state) {
          "[{\"type\":\"clear_thinking_20251015\",\"keep\":\"all\"}]}}");
     assert_string_equal(r.model, "claude");
     assert_int_equal(r.engine.max_tokens, 5);
-    assert_false(r.engine.shorten);
+    assert_true(r.engine.shorten);
     assert_true(r.engine.sampling.temp == 0.5f && r.engine.sampling.top_p == 0.25f);
     assert_int_equal(r.engine.sampling.top_k, 3);
     assert_int_equal(r.engine.n_stops, 2);

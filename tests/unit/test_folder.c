@@ -73,6 +73,32 @@ static void test_tokenizer_alone(void **state) {
     checkpoint_close(c);
 }
 
+static void test_sampling(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        double temp, top_p, top_k; /* -9: not given */
+    } CASES[] = {
+        {"{\"temperature\":0.6,\"top_p\":0.95,\"top_k\":20,\"do_sample\":true}", 0.6, 0.95, 20},
+        {"{\"temperature\":0.6,\"do_sample\":false,\"top_k\":null}", 0, -9, -9},
+        {"{\"do_sample\":true}", 1, -9, -9},
+        {"{\"top_k\":-1,\"max_new_tokens\":9}", -9, -9, -1},
+        {"{}", -9, -9, -9},
+    };
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        write_text("generation_config.json", CASES[i].text);
+        struct checkpoint *c = open_text(folder.path);
+        const struct sampling_hints *h = checkpoint_sampling(c);
+        const double found[] = {h->given[HINT_TEMP] ? h->value[HINT_TEMP] : -9,
+                                h->given[HINT_TOP_P] ? h->value[HINT_TOP_P] : -9,
+                                h->given[HINT_TOP_K] ? h->value[HINT_TOP_K] : -9};
+        if (found[0] != CASES[i].temp || found[1] != CASES[i].top_p || found[2] != CASES[i].top_k)
+            fail_msg("%s: %g %g %g", CASES[i].text, found[0], found[1], found[2]);
+        assert_false(h->given[HINT_MIN_P] || h->given[HINT_REPETITION]);
+        checkpoint_close(c);
+    }
+}
+
 static void test_neighbours(void **state) {
     (void)state;
     static const int32_t ends[] = {7, 9, 11};
@@ -218,6 +244,9 @@ static void test_broken(void **state) {
     static const struct {
         const char *file, *text, *words;
     } cases[] = {
+        {"generation_config.json", "{\"temperature\":\"hot\"}",
+         "field temperature must be a number"},
+        {"generation_config.json", "{\"top_p\":1.5}", "field top_p must be a number from 0 to 1"},
         {"generation_config.json", "{\"eos_token_id\":-2}", "field eos_token_id must be"},
         {"generation_config.json", "{\"eos_token_id\":[1,\"x\"]}", "found a string"},
         {"generation_config.json", "{\"eos_token_id\":99999999999}", "field eos_token_id must be"},
@@ -272,14 +301,9 @@ static void test_nothing_there(void **state) {
 int main(void) {
 #define IN_FOLDER(test) cmocka_unit_test_setup_teardown(test, make_folder, remove_folder)
     const struct CMUnitTest tests[] = {
-        IN_FOLDER(test_tokenizer_alone),
-        IN_FOLDER(test_neighbours),
-        IN_FOLDER(test_in_this_folder),
-        IN_FOLDER(test_templates),
-        IN_FOLDER(test_gguf),
-        IN_FOLDER(test_scores),
-        IN_FOLDER(test_broken),
-        IN_FOLDER(test_nothing_there),
+        IN_FOLDER(test_tokenizer_alone), IN_FOLDER(test_neighbours), IN_FOLDER(test_sampling),
+        IN_FOLDER(test_in_this_folder),  IN_FOLDER(test_templates),  IN_FOLDER(test_gguf),
+        IN_FOLDER(test_scores),          IN_FOLDER(test_broken),     IN_FOLDER(test_nothing_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

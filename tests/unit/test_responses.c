@@ -152,7 +152,7 @@ static void test_tools(void **state) {
                  "{\"type\":\"web_search\"}],\"tool_choice\":\"auto\""),
             "[user]hiTf1Tp4[a]");
     same_json(
-        json_incref(echo("warnings")),
+        json_incref(r.warnings),
         "[\"tools[2]: tools of the type \\\"web_search\\\" are not available here; it was left "
         "out\"]");
     bad(WITH("\"tools\":{}"), "tools", "is an object, not an array");
