@@ -41,19 +41,15 @@ static void set_id(struct http_exchange *exchange) {
         snprintf(exchange->id, sizeof exchange->id, "%s", id);
 }
 
-/* A text without what it quotes, which may be the request's, as a part of one line. */
+/* A text as a part of one line, without all from its first quote to its last: that may be of the
+ * request, with quotes of its own. */
 static void set_why(struct http_exchange *exchange, const char *text) {
-    char *out = exchange->why, *const end = out + HTTP_WHY_MAX - 1;
-    bool quoted = false;
-    for (; *text && out < end; text++) {
-        quoted ^= *text == '"';
-        if (*text == '"' && quoted)
-            out += snprintf(out, (size_t)(end - out), "'...'");
-        else if (*text != '"' && !quoted)
-            *out++ = (unsigned char)*text < 0x20 ? ' ' : *text;
-        out = out > end ? end : out;
-    }
-    *out = 0;
+    const char *first = strchr(text, '"'), *last = strrchr(text, '"');
+    const int before = first ? (int)(first - text) : (int)strlen(text);
+    snprintf(exchange->why, sizeof exchange->why, "%.*s%s%s", before, text, first ? "..." : "",
+             first && last > first ? last + 1 : "");
+    for (char *p = exchange->why; *p; p++)
+        *p = *p >= 0x20 && *p < 0x7f ? *p : '?';
 }
 
 void reply_log(const struct server *s, const struct http_exchange *exchange, const char *route,
