@@ -46,6 +46,23 @@ static bool read_embeddings(const struct api_setup *setup, struct api_body *body
     return api_prompts_read(setup, body, "input", INPUTS_MAX, r, err);
 }
 
+/* ollama's: its options say how it runs a model, which the server's do here. */
+static bool read_ollama_embed(const struct api_setup *setup, struct api_body *body,
+                              struct api_request *r, struct api_error *err) {
+    json_int_t dimensions = setup->width;
+    if (!read_common(setup, body->members, r, err) ||
+        !api_whole(body->members, "dimensions", 1, setup->width, &dimensions, err))
+        return false;
+    r->embed.dimensions = (uint32_t)dimensions;
+    return api_prompts_read(setup, body, "input", INPUTS_MAX, r, err);
+}
+
+static bool read_ollama_embeddings(const struct api_setup *setup, struct api_body *body,
+                                   struct api_request *r, struct api_error *err) {
+    return read_common(setup, body->members, r, err) &&
+           api_prompts_read(setup, body, "prompt", 1, r, err);
+}
+
 /* A text, or {"text": ...}: the text, in *out. */
 static bool read_document(const struct api_path *path, json_t *value, struct api_request *r,
                           json_t **out, struct api_error *err) {
@@ -110,6 +127,16 @@ static bool embeddings_read(const struct api_setup *setup, struct api_body *body
     return read_by(read_embeddings, setup, body, out, err);
 }
 
+static bool ollama_embed_read(const struct api_setup *setup, struct api_body *body,
+                              struct api_request *out, struct api_error *err) {
+    return read_by(read_ollama_embed, setup, body, out, err);
+}
+
+static bool ollama_embeddings_read(const struct api_setup *setup, struct api_body *body,
+                                   struct api_request *out, struct api_error *err) {
+    return read_by(read_ollama_embeddings, setup, body, out, err);
+}
+
 static bool rerank_read(const struct api_setup *setup, struct api_body *body,
                         struct api_request *out, struct api_error *err) {
     return read_by(read_rerank, setup, body, out, err);
@@ -120,6 +147,14 @@ static enum api_want embeddings_wants(const char *name, size_t len, const char *
         "model", "cache_salt", "encoding_format", "dimensions", "truncate_prompt_tokens", NULL};
     static const char *const INPUT[] = {"input", NULL};
     static const struct api_names LISTS[] = {{API_TREE, TREES}, {API_PROMPT, INPUT}};
+    return api_want_of(LISTS, 2, name, len, known);
+}
+
+/* Of /api/embeddings. */
+static enum api_want prompt_wants(const char *name, size_t len, const char **known) {
+    static const char *const TREES[] = {"model", "cache_salt", "truncate_prompt_tokens", NULL};
+    static const char *const PROMPT[] = {"prompt", NULL};
+    static const struct api_names LISTS[] = {{API_TREE, TREES}, {API_PROMPT, PROMPT}};
     return api_want_of(LISTS, 2, name, len, known);
 }
 
@@ -215,6 +250,33 @@ static json_t *embeddings_body(const struct api_answer *a, const struct protocol
                    good, err);
 }
 
+/* [[...], ...], of ollama's /api/embed. */
+static json_t *ollama_embed_body(const struct api_answer *a, const struct protocol_context *c,
+                                 struct api_error *err) {
+    const struct api_embed *e = &c->request->embed;
+    if (!api_answer_good(a, err))
+        return NULL;
+    json_t *list = json_array();
+    bool good = list != NULL;
+    for (uint32_t i = 0; good && i < c->request->n_prompts; i++) {
+        cut(a->choices[i].embedding, e->width, e->dimensions);
+        good =
+            json_array_append_new(list, floats_json(a->choices[i].embedding, e->dimensions)) == 0;
+    }
+    return body_of(json_pack("{s:s, s:o, s:I}", "model", c->request->model, "embeddings", list,
+                             "prompt_eval_count", (json_int_t)a->prompt_tokens),
+                   good, err);
+}
+
+/* Of /api/embeddings, for one text. */
+static json_t *ollama_embeddings_body(const struct api_answer *a, const struct protocol_context *c,
+                                      struct api_error *err) {
+    if (!api_answer_good(a, err))
+        return NULL;
+    json_t *values = floats_json(a->choices[0].embedding, c->request->embed.width);
+    return body_of(json_pack("{s:o}", "embedding", values), true, err);
+}
+
 struct ranked {
     uint32_t index;
     double score;
@@ -271,6 +333,10 @@ static json_t *error_json(const struct api_error *err) {
     return json_pack("{s:o}", "error", openai_error_object(err));
 }
 
+static json_t *ollama_error_json(const struct api_error *err) {
+    return json_pack("{s:s}", "error", err->text);
+}
+
 /* There are no streams: requests never have `stream`. */
 static void close_nothing(void *stream) {
     ASSERT(!stream);
@@ -292,3 +358,19 @@ const struct protocol PROTOCOL_RERANK = {.name = "rerank",
                                          .body = rerank_body,
                                          .error = error_json,
                                          .close = close_nothing};
+const struct protocol PROTOCOL_OLLAMA_EMBED = {.name = "ollama_embed",
+                                               .id_prefix = "embd-",
+                                               .prompt_field = "input",
+                                               .wants = embeddings_wants,
+                                               .read = ollama_embed_read,
+                                               .body = ollama_embed_body,
+                                               .error = ollama_error_json,
+                                               .close = close_nothing};
+const struct protocol PROTOCOL_OLLAMA_EMBEDDINGS = {.name = "ollama_embeddings",
+                                                    .id_prefix = "embd-",
+                                                    .prompt_field = "prompt",
+                                                    .wants = prompt_wants,
+                                                    .read = ollama_embeddings_read,
+                                                    .body = ollama_embeddings_body,
+                                                    .error = ollama_error_json,
+                                                    .close = close_nothing};

@@ -15,5 +15,7 @@
 #include "api/protocol.h"
 
 extern const struct protocol PROTOCOL_EMBEDDINGS, PROTOCOL_RERANK;
+/* ollama's /api/embed, and the older /api/embeddings of one "prompt". */
+extern const struct protocol PROTOCOL_OLLAMA_EMBED, PROTOCOL_OLLAMA_EMBEDDINGS;
 
 #endif

@@ -356,6 +356,9 @@ static const struct route ROUTES[] = {
      NULL}, /* mlx_lm.server's second name */
     {"POST", "/v1/completions", "completions", KEY, run_job, &PROTOCOL_COMPLETIONS, NULL},
     {"POST", "/v1/embeddings", "embeddings", KEY, run_job, &PROTOCOL_EMBEDDINGS, NULL},
+    {"POST", "/api/embed", "ollama_embed", KEY, run_job, &PROTOCOL_OLLAMA_EMBED, NULL},
+    {"POST", "/api/embeddings", "ollama_embeddings", KEY, run_job, &PROTOCOL_OLLAMA_EMBEDDINGS,
+     NULL},
     {"POST", "/v1/rerank", "rerank", KEY, run_job, &PROTOCOL_RERANK, NULL},
     {"POST", "/rerank", "rerank", KEY, run_job, &PROTOCOL_RERANK, NULL}, /* llama-server's */
     {"POST", "/v1/messages", "messages", KEY, run_job, &PROTOCOL_MESSAGES, NULL},

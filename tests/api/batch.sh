@@ -76,6 +76,23 @@ is out1 text 'r["response"]["status_code"]' 200
 is out1 stop '[c["text"], c["finish_reason"]]' "$(python3 -c 'import json, sys
 print(json.dumps([sys.argv[1].split("girl")[0], "stop"]))' "$text")"
 is out1 default 'b["usage"]["completion_tokens"]' 9
+# several prompts: each gets what it gets alone; an echo with the prompt's log-probabilities
+{
+    request prompts '{"prompt":["Once upon a time","The"],"max_tokens":40}'
+    request lists '{"prompt":[[1,403,407,261,378],[1,403]],"max_tokens":40,"n":2}'
+    request echo '{"prompt":"Once upon a time","max_tokens":0,"echo":true,"logprobs":1}'
+} >in
+b -i in -o several
+is several prompts "[x['index'] for x in b['choices']]" '[0, 1]'
+is several prompts "c['text']" "$text"
+is several lists "[x['index'] for x in b['choices']]" '[0, 1, 2, 3]'
+is several lists "c['text'] == b['choices'][1]['text']" true
+is several lists "c['text']" "$text"
+is several lists 'b["usage"]["prompt_tokens"]' 7
+is several echo '[c["text"], len(c["logprobs"]["tokens"]), b["usage"]["completion_tokens"]]' \
+    '["Once upon a time", 5, 0]'
+is several echo '[x is None for x in c["logprobs"]["token_logprobs"]]' \
+    '[true, false, false, false, false]'
 # a default that is too long for the context is shortened; a request's own length is refused
 {
     request default '{"prompt":"Once upon a time","ignore_eos":true}'

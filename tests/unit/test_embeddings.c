@@ -184,6 +184,35 @@ static void test_stores_nothing(void **state) {
     assert_int_equal(after.stored_tokens, before.stored_tokens);
 }
 
+/* ---- ollama's -------------------------------------------------------------------------------- */
+
+static void test_ollama(void **state) {
+    double wanted[WIDTH];
+    (void)state;
+    json_t *ours = answer(EMBEDDINGS, "{\"input\":\"Once\"}"),
+           *both = answer("/api/embed", "{\"model\":\"m\",\"input\":[\"Twice\",\"Once\"],"
+                                        "\"options\":{},\"keep_alive\":\"5m\"}"),
+           *one = answer("/api/embeddings", "{\"model\":\"m\",\"prompt\":\"Once\"}");
+    const json_t *second = item(both, "embeddings", 1), *only = json_object_get(one, "embedding");
+    embedding_of(ours, 0, wanted);
+    assert_int_equal(json_array_size(second), WIDTH);
+    assert_int_equal(json_integer_value(json_object_get(both, "prompt_eval_count")), 6 + 5);
+    assert_true(json_equal(second, only));
+    for (size_t i = 0; i < WIDTH; i++)
+        assert_true(json_real_value(json_array_get(only, i)) >= wanted[i] &&
+                    json_real_value(json_array_get(only, i)) <= wanted[i]);
+    json_decref(ours);
+    json_decref(both);
+    json_decref(one);
+    struct client_answer a = ask("/api/embed", "{\"input\":[\"a\",5]}");
+    assert_int_equal(a.status, 400);
+    assert_non_null(strstr(a.body, "{\"error\":\"input[1]: is a number"));
+    free(a.body);
+    a = ask("/api/embeddings", "{\"prompt\":[\"a\",\"b\"]}");
+    assert_int_equal(a.status, 400);
+    free(a.body);
+}
+
 /* ---- pooling --------------------------------------------------------------------------------- */
 
 static kvasir_pooling pooling_with(const char *config) {
@@ -307,10 +336,10 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_inputs),   cmocka_unit_test(test_dimensions),
-        cmocka_unit_test(test_base64),   cmocka_unit_test(test_stores_nothing),
-        cmocka_unit_test(test_pooling),  cmocka_unit_test(test_rerank),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_inputs),  cmocka_unit_test(test_dimensions),
+        cmocka_unit_test(test_base64),  cmocka_unit_test(test_stores_nothing),
+        cmocka_unit_test(test_pooling), cmocka_unit_test(test_ollama),
+        cmocka_unit_test(test_rerank),  cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, make, end);
 }
