@@ -261,14 +261,6 @@ kvasir_status gguf_get_string(const struct gguf *g, const char *key, bool requir
 kvasir_status gguf_get_strings(const struct gguf *g, const char *key, struct text_span **spans,
                                size_t *n, kvasir_error *err) MUST_CHECK;
 
-/* ---- recommended sampling (sampling_hints.c) ------------------------------------------------- */
-
-/* Of a generation_config.json, NULL: there is none; and of a GGUF file. */
-kvasir_status sampling_hints_json(const json_t *document, struct sampling_hints *out,
-                                  kvasir_error *err) MUST_CHECK;
-kvasir_status sampling_hints_gguf(const struct gguf *g, struct sampling_hints *out,
-                                  kvasir_error *err) MUST_CHECK;
-
 /* ---- GGUF as a model (gguf_config.c, gguf_text.c, gguf_names.c) ------------------------------ */
 
 /* "ARCH.pooling_type", once the configuration is read. */
@@ -374,5 +366,13 @@ static inline const struct weight *model_matrix(const struct model *m, matrix_id
     ASSERT(id < m->n_matrices);
     return &m->matrices[id];
 }
+
+/* ---- recommended sampling (sampling_hints.c) ------------------------------------------------- */
+
+/* Of a generation_config.json, NULL: there is none; and of a GGUF file. */
+kvasir_status sampling_hints_json(const json_t *document, struct sampling_hints *out,
+                                  kvasir_error *err) MUST_CHECK;
+kvasir_status sampling_hints_gguf(const struct gguf *g, struct sampling_hints *out,
+                                  kvasir_error *err) MUST_CHECK;
 
 #endif
