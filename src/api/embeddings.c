@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "api/api_prompts.h"
+#include "api/ollama.h"
 #include "api/openai_internal.h"
 
 enum { INPUTS_MAX = 2048 }; /* as at OpenAI */
@@ -331,10 +332,6 @@ static json_t *rerank_body(const struct api_answer *a, const struct protocol_con
 
 static json_t *error_json(const struct api_error *err) {
     return json_pack("{s:o}", "error", openai_error_object(err));
-}
-
-static json_t *ollama_error_json(const struct api_error *err) {
-    return json_pack("{s:s}", "error", err->text);
 }
 
 /* There are no streams: requests never have `stream`. */

@@ -32,6 +32,11 @@ bool ollama_read_generate(const struct api_setup *setup, struct api_body *body,
  * without ":latest". False with *err. */
 bool ollama_check_model(const struct api_setup *setup, json_t *body, struct api_error *err);
 
+/* ---- answers (ollama_answer.c) --------------------------------------------------------------- */
+
+/* {"error": TEXT} */
+json_t *ollama_error_json(const struct api_error *err);
+
 /* ---- about the model (ollama_models.c) ------------------------------------------------------- */
 
 /* {"models": [...]}: what is there, and what is loaded. New; NULL: out of memory. */

@@ -193,12 +193,12 @@ static bool stream_silence(uint32_t prompt_done, uint32_t prompt_tokens, struct 
     return true;
 }
 
-static json_t *error_json(const struct api_error *err) {
+json_t *ollama_error_json(const struct api_error *err) {
     return json_pack("{s:s}", "error", err->text);
 }
 
 static bool stream_failed(const struct api_error *err, struct text_buf *out) {
-    return add_line(error_json(err), out);
+    return add_line(ollama_error_json(err), out);
 }
 
 /* ---- whole answers --------------------------------------------------------------------------- */
@@ -310,7 +310,7 @@ static void *open_generate(const struct protocol_context *c) {
     {                                                                                              \
         .name = name_, .id_prefix = "ollama-", .stream_type = "application/x-ndjson",              \
         .prompt_field = prompt_field_, .wants = ollama_wants, .read = read_, .body = body_,        \
-        .error = error_json, .open = open_, .close = stream_close, .event = stream_event,          \
+        .error = ollama_error_json, .open = open_, .close = stream_close, .event = stream_event,   \
         .silence = stream_silence, .failed = stream_failed                                         \
     }
 const struct protocol PROTOCOL_OLLAMA_CHAT =

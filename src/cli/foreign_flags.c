@@ -52,7 +52,7 @@ static const struct foreign FLAGS[] = {
     {{"--threads-http"}, NOTED, NULL, "", "the server takes as many as it needs"},
     {{"--jinja", "--no-jinja"}, NOTED, NULL, NULL, "chat templates are always rendered"},
     {{"--metrics"}, NOTED, NULL, NULL, "/metrics is always there"},
-    {{"--slots", "--no-slots"}, NOTED, NULL, NULL, "/v1/status shows the requests"},
+    {{"--slots", "--no-slots"}, NOTED, NULL, NULL, "/slots is always there"},
     {{"-fa", "--flash-attn"}, NOTED, NULL, "? on off auto 0 1",
      "attention never stores its weights"},
     {{"-cb", "--cont-batching"}, NOTED, NULL, NULL, ALWAYS},
