@@ -30,6 +30,7 @@ struct shape {
     enum answer_start start;
     bool reasons; /* reasoning may come first */
     bool body, calls, single;
+    double until; /* clock: schemas of tools that are not strict are tried no longer */
     struct tool_rule rules[TOOLS_MAX]; /* [n]; schemas are new references */
     size_t n;
 };
@@ -91,7 +92,8 @@ static bool compiles(json_t *schema, kvasir_error *why) {
 }
 
 /* Forced calls have the arguments of the schema, others if "strict" is true. With "strict": false,
- * which some clients always send, a schema that cannot be enforced is none. */
+ * which some clients always send, a schema that cannot be enforced is none, and all are none once
+ * trying them has taken a second. */
 static bool add_rule(struct shape *s, json_t *tool, size_t i, struct api_error *err) {
     json_t *function = json_object_get(tool, "function"), *strict = api_get(function, "strict");
     const char *name = json_string_value(json_object_get(function, "name"));
@@ -102,7 +104,8 @@ static bool add_rule(struct shape *s, json_t *tool, size_t i, struct api_error *
     json_t *schema = enforced ? arguments_schema(function, i, err) : NULL;
     if (enforced && !schema)
         return false;
-    if (schema && json_is_false(strict) && !compiles(schema, &why)) {
+    if (schema && json_is_false(strict) &&
+        (clock_seconds() > s->until || !compiles(schema, &why))) {
         json_decref(schema);
         schema = NULL;
     }
@@ -331,7 +334,8 @@ bool constraint_apply(const struct api_setup *setup, const char *prompt, size_t 
                       .syntax = syntax,
                       .start = answer_start_of(syntax, prompt, len),
                       .body = c->kind != CONSTRAINT_NONE && c->calls != CALLS_FORCED,
-                      .single = r->answer.single};
+                      .single = r->answer.single,
+                      .until = clock_seconds() + 1};
     s.reasons = syntax->tools == ANSWER_HARMONY || s.start == ANSWER_AT_REASONING ||
                 answer_may_reason(syntax, prompt, len);
     s.calls = callable && (c->kind != CONSTRAINT_NONE || c->calls != CALLS_FREE);

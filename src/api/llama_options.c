@@ -154,6 +154,8 @@ bool llama_options_read(struct llama_options *o) {
         const json_int_t n = json_is_integer(value) ? json_integer_value(value) : 0;
         if (is_length && (n == -1 || n == -2)) /* without limit; until the context is full */
             o->unlimited = true;
+        else if (is_length && json_is_integer(value) && n == 0)
+            o->nothing = true;
         else if (value && !(is_seed && n == -1) && /* -1: any */
                  !put(o, OPTIONS[i].ours, json_incref(value)))
             return false;

@@ -12,6 +12,7 @@ struct llama_options {
     json_t *out;      /* object: OpenAI's body */
     json_t *warnings; /* array of texts: what was read and changes nothing */
     bool unlimited;   /* set: the answer may be as long as there is room */
+    bool nothing;     /* set: there is to be no answer */
     struct api_error *err;
 };
 /* False with *err. */

@@ -183,6 +183,7 @@ enum api_want native_wants(const char *name, size_t len, const char **known) {
 
 static bool finish(struct reading *r, struct api_request *out) {
     out->engine.shorten = true; /* also of a length that was asked for: it may become shorter */
+    out->engine.no_answer = r->options.nothing;
     if (r->options.unlimited)
         out->engine.max_tokens = 0;
     out->echo = echo_of(r);

@@ -195,7 +195,14 @@ static bool add_call(struct reading *r, json_t *call, json_t *out) {
     return good || api_no_memory(r->err);
 }
 
-static bool read_calls(struct reading *r, json_t *calls, json_t *out) {
+/* Results follow their calls, so only those of one message wait for any. */
+static bool read_calls(struct reading *r, json_t *calls, const char *at, json_t *out) {
+    enum { CALLS_MAX = 1024 };
+    if (json_array_size(calls) > CALLS_MAX)
+        return api_refuse(r->err, api_member(at, "tool_calls").text,
+                          "%zu calls, at most %d are allowed", json_array_size(calls), CALLS_MAX);
+    if (json_array_clear(r->calls) != 0)
+        return api_no_memory(r->err);
     json_t *list = json_is_array(calls) ? json_array() : json_incref(calls);
     bool good = list || api_no_memory(r->err);
     for (size_t i = 0; good && i < json_array_size(calls); i++)
@@ -239,7 +246,7 @@ static bool read_message(struct reading *r, json_t *message, const char *at, jso
             0 ||
         (!is_empty(thinking) && json_object_set(out, "reasoning_content", thinking) != 0))
         return api_no_memory(r->err);
-    if (!is_empty(calls) && !read_calls(r, calls, out))
+    if (!is_empty(calls) && !read_calls(r, calls, at, out))
         return false;
     const char *word = json_string_value(role);
     return !word || strcmp(word, "tool") != 0 || read_result(r, message, out);
@@ -365,6 +372,7 @@ static bool read_as(struct reading *r, enum api_kind kind, bool generate, struct
         return false;
     }
     out->engine.shorten = true; /* also of a length that was asked for: it may become shorter */
+    out->engine.no_answer = r->options.nothing;
     if (r->options.unlimited)
         out->engine.max_tokens = 0;
     if (json_array_size(r->warnings) == 0)

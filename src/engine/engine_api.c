@@ -103,7 +103,8 @@ static uint32_t longest_fit(const struct kvasir_engine *e) {
 
 /* ---- from any thread ------------------------------------------------------------------------- */
 
-/* Adds n requests, of which the first is given: all or none. */
+/* Adds n requests, of which the first is given: all or none. They take one place among those that
+ * wait, so that one client's many prompts leave the others theirs. */
 static kvasir_status enlist(kvasir_engine *e, struct request *first, size_t n, uint64_t *id,
                             kvasir_error *err) {
     kvasir_status status = KVASIR_OK;
@@ -114,7 +115,8 @@ static kvasir_status enlist(kvasir_engine *e, struct request *first, size_t n, u
                  e->waiting, e->max_waiting);
     } else {
         e->requests += n;
-        e->waiting += (uint32_t)n;
+        e->waiting++;
+        first->counted = true;
         *e->inbox_end = first;
         for (struct request *q = first; q; q = q->inbox_next) {
             q->id = e->requests;

@@ -56,6 +56,7 @@ struct request {
     uint32_t prompt_tokens, cached_tokens, prompt_done;
     bool taken; /* from the inbox, by the scheduler */
     bool started;
+    bool counted; /* in engine.waiting until it has started: the first of those that came at once */
     atomic_bool cancel;
     struct request *prev, *next; /* in the list of open requests */
     struct request *inbox_next;

@@ -127,7 +127,7 @@ static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err
     q->started = true;
     q->cached_tokens = q->prompt_done = t->from_host ? t->from_host : seq_length(t->seq);
     pthread_mutex_lock(&e->mutex);
-    e->waiting--;
+    e->waiting -= q->counted;
     pthread_mutex_unlock(&e->mutex);
     const kvasir_event event = event_of(c, KVASIR_EVENT_START);
     send(c, &event);
@@ -258,7 +258,7 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     c->ended = true;
     if (event.last) { /* off the list, so that no cancel finds it */
         pthread_mutex_lock(&e->mutex);
-        e->waiting -= !q->started;
+        e->waiting -= q->counted && !q->started;
         *(q->prev ? &q->prev->next : &e->open) = q->next;
         if (q->next)
             q->next->prev = q->prev;
@@ -460,6 +460,7 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
     const uint32_t base = r->prompt_cache ? kvasir_prompt_cache_tokens(r->prompt_cache) : 0;
     uint32_t cap = 0;
     TRY(check_request(e, r, err));
+    settled.no_answer |= settled.embed != KVASIR_POOLING_NONE;
     TRY(settle_length(e, r, base, &cap, err));
     struct request *q = mem_calloc(1, sizeof *q);
     if (!q)
@@ -467,7 +468,6 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
     kvasir_status status = KVASIR_OK;
     q->engine = e;
     q->r = *r;
-    q->r.no_answer |= r->embed != KVASIR_POOLING_NONE;
     q->open = r->n;
     q->prompt_tokens = base + (uint32_t)r->n_tokens;
     q->salt = mem_strdup(r->salt ? r->salt : "");

@@ -60,7 +60,7 @@ def names(server):
     assert chat(c, "say plain", MODEL + ":latest").message.content == PLAIN
     refused(404, "model 'other' not found", chat, c, "say plain", "other")
     refused(404, "model 'other' not found", c.show, "other")
-    refused(404, "path not found", c.pull, "other")
+    refused(404, "not found: POST /api/pull", c.pull, "other")
     (model,) = c.list().models
     assert chat(c, "say plain", model.model).message.content == PLAIN
     assert model.size > 0 and model.modified_at and model.details.family == "llama"

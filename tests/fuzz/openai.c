@@ -16,6 +16,7 @@
 
 #include "../support/byte_tokenizer.h"
 #include "api/anthropic.h"
+#include "api/api_fields.h"
 #include "api/native.h"
 #include "api/ollama.h"
 #include "api/text_endpoints.h"
@@ -87,32 +88,12 @@ static void check_refusal(const struct api_error *err) {
 
 /* The error names one of Anthropic's fields, whatever the body is converted to. */
 static void check_anthropic_refusal(const struct api_error *err) {
-    static const char *const FIELDS[] = {"",
-                                         "messages",
-                                         "system",
-                                         "max_tokens",
-                                         "model",
-                                         "tools",
-                                         "top_p",
-                                         "stream",
-                                         "stop_sequences",
-                                         "thinking",
-                                         "tool_choice",
-                                         "container",
-                                         "cache_salt",
-                                         "cache",
-                                         "mcp_servers",
-                                         "output_format",
-                                         "top_k",
-                                         "temperature",
-                                         "output_config",
-                                         "context_management",
-                                         "chat_template_kwargs"};
-    size_t n = strcspn(err->param, ".[");
+    const size_t n = strcspn(err->param, ".[");
+    const char *known;
     check_refusal(err);
-    for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++)
-        if (strlen(FIELDS[i]) == n && memcmp(FIELDS[i], err->param, n) == 0)
-            return;
+    if (n == 0 || anthropic_wants(err->param, n, &known) != API_SKIP ||
+        api_field_find(err->param, n)) /* another server's */
+        return;
     fuzz_fail("\"%s\" is no field of Anthropic's: %s", err->param, err->text);
 }
 

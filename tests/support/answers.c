@@ -149,6 +149,22 @@ kvasir_status answer_submit(kvasir_engine *e, struct answer *a, kvasir_error *er
     return kvasir_engine_submit(e, &a->request, &a->id, err);
 }
 
+kvasir_status answers_submit_all(kvasir_engine *e, struct answer **a, size_t n, kvasir_error *err) {
+    const kvasir_request *all[8];
+    uint64_t id = 0;
+    assert_true(n <= sizeof all / sizeof *all);
+    for (size_t i = 0; i < n; i++) {
+        a[i]->engine = e;
+        a[i]->request.on_event = on_event;
+        a[i]->request.user = a[i];
+        all[i] = &a[i]->request;
+    }
+    const kvasir_status status = kvasir_engine_submit_all(e, all, n, &id, NULL, err);
+    for (size_t i = 0; i < n; i++)
+        a[i]->id = id;
+    return status;
+}
+
 void answer_wait(struct answer *a) {
     pthread_mutex_lock(&mutex);
     while (!a->lasts)

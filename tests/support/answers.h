@@ -48,6 +48,8 @@ kvasir_engine *answers_engine(const kvasir_model *model, const kvasir_engine_opt
 
 /* Sets on_event and user. */
 kvasir_status answer_submit(kvasir_engine *e, struct answer *a, kvasir_error *err);
+/* Up to 8 at once, under one id. */
+kvasir_status answers_submit_all(kvasir_engine *e, struct answer **a, size_t n, kvasir_error *err);
 /* Waits for the last event; fails the test if one broke a rule. */
 void answer_wait(struct answer *a);
 /* answer_submit and answer_wait; fails the test if the request is refused or ends with an error. */

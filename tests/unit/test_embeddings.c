@@ -110,6 +110,17 @@ static void test_inputs(void **state) {
     json_decref(flat);
 }
 
+/* There is no answer, so a text may take all that the budget has room for. */
+static void test_longest(void **state) {
+    enum { FITS = 200 };
+    char body[FITS + 64];
+    (void)state;
+    snprintf(body, sizeof body, "{\"input\":\"%0*d\"}", FITS - 1, 0);
+    json_t *all = answer(EMBEDDINGS, body);
+    assert_int_equal(prompt_tokens(all), FITS);
+    json_decref(all);
+}
+
 static void test_dimensions(void **state) {
     double whole[WIDTH], part[WIDTH];
     (void)state;
@@ -336,10 +347,11 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_inputs),  cmocka_unit_test(test_dimensions),
-        cmocka_unit_test(test_base64),  cmocka_unit_test(test_stores_nothing),
-        cmocka_unit_test(test_pooling), cmocka_unit_test(test_ollama),
-        cmocka_unit_test(test_rerank),  cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_inputs),         cmocka_unit_test(test_longest),
+        cmocka_unit_test(test_dimensions),     cmocka_unit_test(test_base64),
+        cmocka_unit_test(test_stores_nothing), cmocka_unit_test(test_pooling),
+        cmocka_unit_test(test_ollama),         cmocka_unit_test(test_rerank),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, make, end);
 }

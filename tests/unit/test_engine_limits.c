@@ -243,6 +243,36 @@ static void test_a_full_queue_is_busy(void **state) {
         free(a[i]);
 }
 
+/* Requests that come at once take one place in the queue until the first of them starts. */
+static void test_many_take_one_place(void **state) {
+    (void)state;
+    kvasir_engine_options o = answers_options(48);
+    o.max_running = 1;
+    o.max_waiting = 2;
+    kvasir_engine *e = answers_engine(model, &o);
+    struct answer *a[7];
+    kvasir_engine_stats s;
+    for (int i = 0; i < 7; i++)
+        a[i] = request(i, 5);
+    a[0]->hold_at = 2;
+    answers_hold();
+    need(answer_submit(e, a[0], &err));
+    answer_wait_held();
+    need(answers_submit_all(e, a + 1, 4, &err));
+    kvasir_engine_get_stats(e, &s);
+    assert_int_equal(s.waiting, 1);
+    need(answer_submit(e, a[5], &err));
+    refused(e, a[6], KVASIR_ERR_BUSY, "2", "wait");
+    answers_release();
+    for (int i = 0; i < 6; i++)
+        answer_wait(a[i]);
+    s = engine_settled(e);
+    assert_true(s.waiting == 0 && s.requests == 6 && s.finished == 6);
+    kvasir_engine_destroy(e);
+    for (int i = 0; i < 7; i++)
+        free(a[i]);
+}
+
 /* ---- cancels --------------------------------------------------------------------------------- */
 
 static void expect_cancelled(struct answer *a) {
@@ -438,6 +468,7 @@ int main(void) {
         cmocka_unit_test(test_never_fitting_requests_are_refused_with_the_numbers),
         cmocka_unit_test(test_bad_options_name_their_field),
         cmocka_unit_test(test_a_full_queue_is_busy),
+        cmocka_unit_test(test_many_take_one_place),
         cmocka_unit_test(test_cancels),
         cmocka_unit_test(test_cancels_from_many_threads),
         cmocka_unit_test(test_destroy_ends_all_requests),

@@ -89,7 +89,8 @@ static void test_fields(void **state) {
     same_json(json_incref(json_object_get(r.echo, "warnings")),
               "[\"n_indent: is not supported and changes nothing\",\"samplers: is not supported "
               "and changes nothing\"]");
-    bad(WITH("\"n_predict\":0"), "n_predict", "is not between 1 and");
+    prompt_of(WITH("\"n_predict\":0"), "<hi");
+    assert_true(r.engine.no_answer);
     bad(WITH("\"repeat_penalty\":-1"), "repeat_penalty", "");
     bad(WITH("\"n_probs\":21"), "n_probs", "is not between 0 and 20");
     bad(WITH("\"n_probs\":\"x\""), "n_probs", "is a string");

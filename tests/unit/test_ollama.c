@@ -140,9 +140,10 @@ static void test_options(void **state) {
     same_json(json_incref(json_object_get(r.echo, "warnings")),
               "[\"options.warp: is unknown here and changes nothing\",\"options.num_ctx: the "
               "server's context is 1000 tokens and stays so\"]");
+    prompt_of(OPTIONS("\"num_predict\":0"), "[user]hi[a]");
+    assert_true(r.engine.no_answer);
     setup.ctx = 0;
     bad(WITH("\"options\":[]"), "options", "is an array, not an object");
-    bad(OPTIONS("\"num_predict\":0"), "options.num_predict", "is not between 1 and");
     bad(OPTIONS("\"temperature\":\"hot\""), "options.temperature", "is a string");
     bad(OPTIONS("\"top_p\":2"), "options.top_p", "");
     bad(OPTIONS("\"stop\":[3]"), "options.stop[0]", "is a number");

@@ -492,7 +492,7 @@ static void test_llamas(void **state) {
          "\"eval_count\""}, /* as many as there is room for */
         {"/api/chat", "{\"model\":\"huge\"," HI "\"stream\":false}", 404,
          "{\"error\":\"model 'huge' not found"},
-        {"/api/pull", "{\"model\":\"tiny\"}", 404, "{\"error\":\"path not found\"}"},
+        {"/api/pull", "{\"model\":\"tiny\"}", 404, "{\"error\":\"not found: POST /api/pull\"}"},
         {"/api/show", "{\"name\":\"tiny\"}", 200, "\"capabilities\":[\"completion\""},
         {"/completion", "{\"prompt\":[\"a\",98],\"n_predict\":2,\"stream\":true}", 200,
          "\"stop\":true"},
