@@ -330,10 +330,6 @@ static json_t *rerank_body(const struct api_answer *a, const struct protocol_con
                    good, err);
 }
 
-static json_t *error_json(const struct api_error *err) {
-    return json_pack("{s:o}", "error", openai_error_object(err));
-}
-
 /* There are no streams: requests never have `stream`. */
 static void close_nothing(void *stream) {
     ASSERT(!stream);
@@ -345,7 +341,7 @@ const struct protocol PROTOCOL_EMBEDDINGS = {.name = "embeddings",
                                              .wants = embeddings_wants,
                                              .read = embeddings_read,
                                              .body = embeddings_body,
-                                             .error = error_json,
+                                             .error = openai_error_json,
                                              .close = close_nothing};
 const struct protocol PROTOCOL_RERANK = {.name = "rerank",
                                          .id_prefix = "rerank-",
@@ -353,7 +349,7 @@ const struct protocol PROTOCOL_RERANK = {.name = "rerank",
                                          .wants = rerank_wants,
                                          .read = rerank_read,
                                          .body = rerank_body,
-                                         .error = error_json,
+                                         .error = openai_error_json,
                                          .close = close_nothing};
 const struct protocol PROTOCOL_OLLAMA_EMBED = {.name = "ollama_embed",
                                                .id_prefix = "embd-",

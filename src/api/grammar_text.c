@@ -107,8 +107,9 @@ static bool close_objects(json_t *at, bool named) {
 }
 
 char *grammar_schema_text(json_t *schema) {
-    json_t *copy = is_combined(schema) ? json_copy(schema) : json_deep_copy(schema);
-    const bool good = copy && (is_combined(schema) || close_objects(copy, false)) &&
+    const bool combined = is_combined(schema);
+    json_t *copy = combined ? json_copy(schema) : json_deep_copy(schema);
+    const bool good = copy && (combined || close_objects(copy, false)) &&
                       (!json_is_object(copy) || json_object_get(copy, "x-canonical") ||
                        json_object_set_new(copy, "x-canonical", json_true()) == 0);
     char *text = good ? answer_arguments_text(copy) : NULL;

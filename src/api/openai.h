@@ -36,5 +36,7 @@ json_t *openai_answer_body(const struct api_answer *a, const struct api_setup *s
                            const char *id, int64_t created, struct api_error *err);
 /* {"message", "type", "param", "code"}; NULL: out of memory */
 json_t *openai_error_object(const struct api_error *err);
+/* {"error": that object} */
+json_t *openai_error_json(const struct api_error *err);
 
 #endif

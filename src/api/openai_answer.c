@@ -249,6 +249,10 @@ json_t *openai_error_object(const struct api_error *err) {
                      *err->param ? err->param : NULL, "code", err->code);
 }
 
+json_t *openai_error_json(const struct api_error *err) {
+    return json_pack("{s:o}", "error", openai_error_object(err));
+}
+
 const char *openai_finish_reason(kvasir_finish finish, uint32_t calls) {
     if (finish == KVASIR_FINISH_LENGTH)
         return "length";

@@ -233,12 +233,9 @@ static bool stream_silence(uint32_t prompt_done, uint32_t prompt_tokens, struct 
     return text_puts(out, comment);
 }
 
-static json_t *error_json(const struct api_error *err) {
-    return json_pack("{s:o}", "error", openai_error_object(err));
-}
-
 static bool stream_failed(const struct api_error *err, struct text_buf *out) {
-    return text_puts(out, "data: ") && api_add_json(error_json(err), out) && text_puts(out, "\n\n");
+    return text_puts(out, "data: ") && api_add_json(openai_error_json(err), out) &&
+           text_puts(out, "\n\n");
 }
 
 static bool read_chat(const struct api_setup *setup, struct api_body *body, struct api_request *out,
@@ -260,7 +257,7 @@ static json_t *answer_body(const struct api_answer *a, const struct protocol_con
 #define OPENAI_PROTOCOL(name_, prefix_, prompt_field_, wants_, read_)                              \
     {                                                                                              \
         .name = name_, .id_prefix = prefix_, .prompt_field = prompt_field_, .wants = wants_,       \
-        .read = read_, .body = answer_body, .error = error_json, .open = stream_open,              \
+        .read = read_, .body = answer_body, .error = openai_error_json, .open = stream_open,       \
         .close = stream_close, .event = stream_event, .silence = stream_silence,                   \
         .failed = stream_failed                                                                    \
     }

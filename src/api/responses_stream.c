@@ -75,10 +75,6 @@ static bool stream_silence(uint32_t prompt_done, uint32_t prompt_tokens, struct 
     return text_printf(out, ": keepalive %u/%u\n\n", prompt_done, prompt_tokens);
 }
 
-static json_t *error_json(const struct api_error *err) {
-    return json_pack("{s:o}", "error", openai_error_object(err));
-}
-
 static bool stream_failed(const struct api_error *err, struct text_buf *out) {
     json_t *event = openai_error_object(err);
     char *text = event && json_object_set_new(event, "type", json_string("error")) == 0
@@ -96,7 +92,7 @@ const struct protocol PROTOCOL_RESPONSES = {.name = "responses",
                                             .wants = responses_wants,
                                             .read = responses_read,
                                             .body = answer_body,
-                                            .error = error_json,
+                                            .error = openai_error_json,
                                             .open = stream_open,
                                             .close = stream_close,
                                             .event = stream_event,

@@ -250,7 +250,7 @@ static json_t *response_of(const struct batch *b, struct job *j) {
         body = openai_answer_body(&j->answer, &b->setup, id, (int64_t)time(NULL), &j->error);
     int status = body ? 200 : j->error.status;
     if (!body)
-        body = json_pack("{s:o}", "error", openai_error_object(&j->error));
+        body = openai_error_json(&j->error);
     return json_pack("{s:i, s:s, s:o}", "status_code", status, "request_id", request_id, "body",
                      body);
 }
