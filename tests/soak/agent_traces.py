@@ -26,14 +26,13 @@ import argparse
 import json
 import os
 import random
-import re
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
+from scripted_model import byte_alphabet  # noqa: E402
+from served import Process, check  # noqa: E402
 
 CONTROL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 PLAIN = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>",
@@ -50,16 +49,6 @@ WORDS = ("cache page token build test error value key file line function returns
 
 
 # ---- a model -----------------------------------------------------------------------------------
-
-
-def byte_alphabet():
-    """GPT-2's characters for bytes."""
-    prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    chars, free = {}, 0x100
-    for b in range(256):
-        chars[b] = chr(b) if b in prints else chr(free)
-        free += b not in prints
-    return chars
 
 
 def make_model(shared, name, out):
@@ -96,28 +85,15 @@ def make_model(shared, name, out):
 # ---- a server ----------------------------------------------------------------------------------
 
 
-class Server:
+class Server(Process):
     def __init__(self, kvasir, model, log):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self.process = subprocess.Popen(
-            [kvasir, "serve", "-m", model, "--port", str(port), "-q", "--ctx", str(CONTEXT),
-             "--cache-memory-mb", "2048", "--drain-timeout", "0"], stderr=log)
-        for _ in range(200):
-            try:
-                self.post("/tokenize", {"prompt": "a"})
-                return
-            except OSError:
-                time.sleep(0.1)
-        sys.exit("agent_traces: the server does not answer")
+        super().__init__([kvasir, "serve", "-m", model, "--port", "0", "--ctx", str(CONTEXT),
+                          "--cache-memory-mb", "2048", "--drain-timeout", "0"], log)
 
     def post(self, path, body):
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(),
-                                         {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=300) as answer:
-            return json.load(answer)
+        status, text = self.ask("POST", path, body)
+        check(status == 200, status, text)
+        return json.loads(text)
 
     def tokens(self, text):
         return self.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
@@ -136,10 +112,6 @@ class Server:
         assert choice["text"] == text and choice["finish_reason"] == "stop", (choice, text)
         assert reply["usage"]["prompt_tokens"] == len(prompt), reply["usage"]
         return reply["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-    def end(self):
-        self.process.terminate()
-        self.process.wait(20)
 
 
 # ---- traces ------------------------------------------------------------------------------------
@@ -301,13 +273,9 @@ def main():
             made = os.path.join(folder, model)
             make_model(o.shared, model, made)
             for number, name in enumerate(o.traces.split(",")):
-                with open(os.path.join(folder, "log"), "w", encoding="utf-8") as log:
-                    server = Server(o.kvasir, made, log)
-                    try:
-                        totals, n, longest = run_trace(server, name, model in HYBRID, o.turns,
-                                                       o.tokens, number)
-                    finally:
-                        server.end()
+                with Server(o.kvasir, made, os.path.join(folder, "log")) as server:
+                    totals, n, longest = run_trace(server, name, model in HYBRID, o.turns,
+                                                   o.tokens, number)
                 ratio = totals[1] / totals[2]
                 bad = ratio > o.limit
                 failed |= bad

@@ -134,4 +134,5 @@ def write_weights(path, follows):
             data.tofile(f)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -56,6 +56,14 @@ class Process:
             check(not ended and time.time() < end, "no line", pattern, self.text())
             time.sleep(0.02)
 
+    def ask(self, method, path, body=None):
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        c.request(method, path, body and json.dumps(body))
+        r = c.getresponse()
+        text = r.read().decode()
+        c.close()
+        return r.status, text
+
 
 class Server(Process):
     """One of many, with a log of its own in the current folder."""
@@ -69,14 +77,6 @@ class Server(Process):
             [self.program, "serve", "-m", model, "--port", "0", "--threads", str(threads),
              "--max-model-len", "4096", "--cache-memory-mb", str(memory), *self.flags, *flags],
             log)
-
-    def ask(self, method, path, body=None):
-        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        c.request(method, path, body and json.dumps(body))
-        r = c.getresponse()
-        text = r.read().decode()
-        c.close()
-        return r.status, text
 
     def answer(self, prompt, n=6, **more):
         """(cached tokens, all that the model said, with the logprobs as they were written)"""

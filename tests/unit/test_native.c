@@ -3,24 +3,11 @@
  * answers whole and as events; /props and /slots. */
 #include "api/fim.h"
 #include "api/native.h"
-#include "api_checks.h"
+#include "protocol_checks.h"
 
 #include <string.h>
 
 enum { PREFIX = 258, SUFFIX, MIDDLE, FILE_SEP, VOCAB };
-
-static struct api_request r;
-static const struct protocol *protocol; /* of the functions below */
-
-static bool read_text_body(const char *text) {
-    struct api_body body = {0};
-    memset(&err, 'x', sizeof err);
-    const bool good =
-        api_body_read(text, strlen(text), setup.vocab, protocol->wants, &body, &err) &&
-        protocol->read(&setup, &body, &r, &err);
-    api_body_free(&body);
-    return good;
-}
 
 /* ids as text, those of the gap as P S M F. */
 static void prompt_of(const char *text, const char *wanted) {
@@ -35,14 +22,6 @@ static void prompt_of(const char *text, const char *wanted) {
         got[i + 1] = 0;
     }
     assert_string_equal(got, wanted);
-}
-
-static void bad(const char *text, const char *param, const char *why) {
-    struct api_request before = r;
-    if (read_text_body(text))
-        fail_msg("taken: %s", text);
-    assert_memory_equal(&before, &r, sizeof r);
-    check_refused(text, param, why);
 }
 
 #define WITH(fields) "{\"prompt\":\"hi\"," fields "}"

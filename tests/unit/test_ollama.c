@@ -2,7 +2,7 @@
 /* Bodies of /api/chat and /api/generate: as the prompt that they become, every refusal with its
  * field's path, requests that only load; answers whole and as lines; what is said of the model. */
 #include "api/ollama.h"
-#include "api_checks.h"
+#include "protocol_checks.h"
 
 #include <string.h>
 
@@ -16,32 +16,11 @@ static const char TEMPLATE[] =
     "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
     "{% if add_generation_prompt %}[a]{% endif %}";
 
-static struct api_request r;
-static const struct protocol *protocol; /* of the functions below */
-
-static bool read_text_body(const char *text) {
-    struct api_body body = {0};
-    memset(&err, 'x', sizeof err);
-    const bool good =
-        api_body_read(text, strlen(text), setup.vocab, protocol->wants, &body, &err) &&
-        protocol->read(&setup, &body, &r, &err);
-    api_body_free(&body);
-    return good;
-}
-
 static void prompt_of(const char *text, const char *wanted) {
     api_request_free(&r);
     if (!read_text_body(text))
         fail_msg("%s: %s", text, err.text);
     prompt_is(&r, wanted);
-}
-
-static void bad(const char *text, const char *param, const char *why) {
-    struct api_request before = r;
-    if (read_text_body(text))
-        fail_msg("taken: %s", text);
-    assert_memory_equal(&before, &r, sizeof r);
-    check_refused(text, param, why);
 }
 
 #define CHAT(messages)   "{\"model\":\"ours\",\"messages\":[" messages "]}"

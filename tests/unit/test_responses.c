@@ -2,7 +2,7 @@
 /* Bodies of /v1/responses: items as the prompt that they become, every refusal with its field's
  * path, truncation; answers as items and as events; what is kept for requests that continue. */
 #include "api/responses.h"
-#include "api_checks.h"
+#include "protocol_checks.h"
 #include "server/responses_kept.h"
 
 #include <string.h>
@@ -18,30 +18,11 @@ static const char TEMPLATE[] =
     "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
     "{% if add_generation_prompt %}[a]{% endif %}";
 
-static struct api_request r;
-
-static bool read_text_body(const char *text) {
-    struct api_body body = {0};
-    memset(&err, 'x', sizeof err);
-    bool good = api_body_read(text, strlen(text), setup.vocab, responses_wants, &body, &err) &&
-                responses_read(&setup, &body, &r, &err);
-    api_body_free(&body);
-    return good;
-}
-
 static void chat_is(const char *text, const char *wanted) {
     api_request_free(&r);
     if (!read_text_body(text))
         fail_msg("%s: %s", text, err.text);
     prompt_is(&r, wanted);
-}
-
-static void bad(const char *text, const char *param, const char *why) {
-    struct api_request before = r;
-    if (read_text_body(text))
-        fail_msg("taken: %s", text);
-    assert_memory_equal(&before, &r, sizeof r);
-    check_refused(text, param, why);
 }
 
 static json_t *echo(const char *name) {
@@ -370,6 +351,7 @@ static void test_bounds_of_what_is_kept(void **state) {
 static int set_up(void **state) {
     (void)state;
     api_set_up(TEMPLATE);
+    protocol = &PROTOCOL_RESPONSES;
     return 0;
 }
 
