@@ -14,8 +14,8 @@
 #include "cache/tiers_internal.h"
 
 /* More, or without memory for another: the tier forgets all of the context. Better too much than
- * too little. */
-enum { FORGETS_MAX = 1 << 16 };
+ * too little. So many are searched and sorted under the mutex in less than a millisecond. */
+enum { FORGETS_MAX = 1 << 12 };
 
 static bool lists(const struct store *w, uint32_t from, struct tier_key root) {
     uint32_t i = from;
