@@ -5,13 +5,13 @@
 # file:line of every #include that breaks it.
 #
 #   util 0   quant 1  text 1   files 2  grammar 2  backend 2   cache 3   model 4   engine 5
-#   lab 6    http 6   api 6    server 7   cli 8
+#   lab 6    http 6   api 6    hub 6    server 7   cli 8
 #
 # A folder may include only folders of lower numbers, and of another folder only FOLDER/FOLDER.h.
 # Everything below src/backend/ counts as backend; each of its folders X also has a header X/X.h for
-# others, which creates that backend. http, api, server and cli use the library as any program does,
-# through <kvasir.h>: of its folders they see util/ only, and each other by number. cli also sees
-# lab/, which sees every header of engine/, because it experiments with its parts.
+# others, which creates that backend. http, api, hub, server and cli use the library as any program
+# does, through <kvasir.h>: of its folders they see util/ only, and each other by number. cli also
+# sees lab/, which sees every header of engine/, because it experiments with its parts.
 #
 # kvasir.h itself includes its own kvasir_X.h and system headers only and is allowed everywhere.
 # Every header of util/ is a front header, and so is files/safetensors.h, which cli/ sees, too.
@@ -24,10 +24,10 @@ find src include \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' 
     xargs awk '
     BEGIN {
         n = split("util 0 quant 1 text 1 files 2 grammar 2 backend 2 cache 3 model 4 engine 5 " \
-                  "lab 6 http 6 api 6 server 7 cli 8", w, " ")
+                  "lab 6 http 6 api 6 hub 6 server 7 cli 8", w, " ")
         for (i = 1; i < n; i += 2)
             level[w[i]] = w[i + 1]
-        n = split("http api server cli", w, " ")
+        n = split("http api hub server cli", w, " ")
         for (i = 1; i <= n; i++)
             user[w[i]] = 1
     }

@@ -167,9 +167,13 @@ static int tokenize_text(const struct bench_args *a, struct real *r, size_t *n) 
 static int run_text(const struct bench_args *a, struct real *r, lab_kv_bench_options *o) {
     kvasir_error err;
     size_t n;
-    if (kvasir_model_open_with(a->model, &a->load, &r->model, &err))
+    const char *path = a->model;
+    int code = model_resolve(&COMMAND, &path);
+    if (code)
+        return code;
+    if (kvasir_model_open_with(path, &a->load, &r->model, &err))
         return library_error(&COMMAND, &err);
-    int code = tokenize_text(a, r, &n);
+    code = tokenize_text(a, r, &n);
     if (code)
         return code;
     if (n > o->seq_len)

@@ -196,10 +196,11 @@ static int open_model(struct engine_source *s) {
     kvasir_error err;
     kvasir_model_info model;
     kvasir_tokenizer_info info;
-    int code = foreign_model(s->c, s->o->model);
+    const char *path = s->o->model;
+    int code = model_resolve(s->c, &path);
     if (code)
         return code;
-    if (kvasir_model_open_with(s->o->model, &s->o->load, &s->model, &err))
+    if (kvasir_model_open_with(path, &s->o->load, &s->model, &err))
         return library_error(s->c, &err);
     kvasir_model_get_info(s->model, &model);
     if (!s->o->quiet)

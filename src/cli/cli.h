@@ -17,6 +17,7 @@
  *   chat.c      from a chat to token ids
  *   chat_X.c    `kvasir chat`, with a header of its own, chat_main.h
  *   sampling.c  flags of sampling
+ *   models.c    pull, list, show, rm; model_names.c: -m with the name of a model
  *   results.c   a batch's file of results, which a later run continues
  *   stream.c    writes the answer: stop texts, whole writes
  *   interrupt.c Ctrl-C
@@ -32,8 +33,10 @@
 #include <kvasir.h>
 
 #include "files/safetensors.h"
+#include "hub/hub.h"
 #include "lab/lab.h"
 #include "util/json.h"
+#include "util/near.h"
 #include <jansson.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -62,6 +65,10 @@ int convert_main(int argc, char **argv);
 int calibrate_main(int argc, char **argv);
 int simulate_main(int argc, char **argv);
 int grammar_main(int argc, char **argv);
+int pull_main(int argc, char **argv);
+int list_main(int argc, char **argv);
+int show_main(int argc, char **argv);
+int rm_main(int argc, char **argv);
 int serve_main(int argc, char **argv);
 
 /* ---- options (options.c) --------------------------------------------------------------------- */
@@ -137,8 +144,6 @@ const struct option *foreign_option(const struct command *c, const char *name, s
  * it sets; NULL: none. */
 int foreign_read(const struct command *c, const char *word, const char *value, int argc,
                  char **argv, int *at, void *args, const struct option **set);
-/* Whether a path that does not exist names a model to be downloaded: an error says how. */
-int foreign_model(const struct command *c, const char *path);
 
 /* help.c: if `word` is --help, -h, --help=man or --help=markdown, prints that; else returns
  * false. */
@@ -184,7 +189,8 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
 #define MODEL_OPTION(type)                                                                         \
     {.name = "--model", .alias = "-m", .value = "MODEL", .kind = OPTION_TEXT, .required = true,    \
      .offset = offsetof(type, model), .shown = "",                                                 \
-     .help = "GGUF file, or folder with config.json and safetensors"}
+     .help = "GGUF file, folder with config.json and safetensors, or a name that was pulled "      \
+             "(kvasir pull)"}
 
 /* Of a kvasir_model_options. */
 #define LOAD_OPTIONS(type, load)                                                                   \
@@ -337,8 +343,9 @@ void model_base_name(const char *path, char out[MODEL_NAME_BYTES]);
 struct progress {
     const char *what, *unit; /* "prompt", "tokens"; what NULL: quiet */
     size_t total;            /* 0: not known */
+    size_t first;            /* that were there before: they do not count as speed */
     double start, last;
-    bool terminal, shown;
+    bool bytes, terminal, shown; /* bytes: the unit is shown as KiB, MiB ... */
 };
 void progress_start(struct progress *p, const char *what, size_t total, const char *unit);
 void progress_step(struct progress *p, size_t done);
@@ -356,6 +363,15 @@ void warn_prompt_cache(const kvasir_prompt_cache *cache, const char *path,
                        const kvasir_context_info *info);
 /* The JSON keys of the same facts. */
 void put_context_facts(json_t *object, const kvasir_context_info *info);
+
+/* model_names.c: -m. Of a name that is no path, the path of the model that was pulled under it; an
+ * error says how to get it. The path lives until the process ends. */
+int model_resolve(const struct command *c, const char **model);
+/* A name as users type it, also without "hf:". */
+kvasir_status model_name_read(const char *text, struct hub_name *name,
+                              kvasir_error *err) MUST_CHECK;
+/* Folders, addresses and token; no callbacks. */
+void hub_from_environment(struct hub *h);
 
 /* ---- files (files.c) ------------------------------------------------------------------------- */
 

@@ -74,10 +74,9 @@ static const struct foreign FLAGS[] = {
     {{"-md", "--model-draft"}, REFUSED, NULL, NULL, DRAFT},
     {{"--draft", "--draft-max", "--draft-min"}, REFUSED, NULL, NULL, DRAFT},
     {{"-hf", "-hfr", "--hf-repo"}, REFUSED, NULL, NULL,
-     "kvasir does not download: run hf download REPOSITORY --local-dir FOLDER, then give -m the "
-     "file or folder"},
+     "run kvasir pull hf:REPOSITORY[:FORMAT] once, then give -m that name"},
     {{"-mu", "--model-url"}, REFUSED, NULL, NULL,
-     "kvasir does not download: run curl -LO URL, then give -m the file"},
+     "run kvasir pull URL once, then give -m the URL"},
     /* vLLM */
     {{"--kv-cache-dtype"}, CACHE, NULL, NULL, NULL},
     {{"--enable-prefix-caching"}, NOTED, NULL, NULL, ALWAYS},
@@ -251,41 +250,4 @@ int foreign_read(const struct command *c, const char *word, const char *value, i
     if (!none && !value && !may)
         return usage_error(c, "%s: needs a value", flag);
     return f->kind == NOTED ? note(c, f, flag, value) : read_cache(c, f, flag, value, args, set);
-}
-
-/* ---- models ---------------------------------------------------------------------------------- */
-
-/* "organization/name", and no folder here has the first name. */
-static bool is_repository(const char *path) {
-    const size_t n = strcspn(path, "/"), len = strlen(path);
-    char first[128];
-    struct stat st;
-    if (n == 0 || n >= sizeof first || !path[n] || !path[n + 1] || strchr(path + n + 1, '/') ||
-        strchr("./~", *path) || (len > 5 && strcmp(path + len - 5, ".gguf") == 0))
-        return false;
-    snprintf(first, sizeof first, "%.*s", (int)n, path);
-    return stat(first, &st) != 0;
-}
-
-int foreign_model(const struct command *c, const char *path) {
-    static const char *const HUBS[] = {"hf:", "hf://", "hf.co/", "huggingface.co/"};
-    const char *name = path;
-    struct stat st;
-    if (stat(path, &st) == 0)
-        return EXIT_GOOD;
-    if (strncmp(path, "https://", 8) == 0 || strncmp(path, "http://", 7) == 0)
-        return usage_error(c,
-                           "-m: kvasir does not download: run curl -LO %.200s, then give -m the "
-                           "file",
-                           path);
-    for (size_t i = 0; i < sizeof HUBS / sizeof *HUBS; i++)
-        if (strncmp(path, HUBS[i], strlen(HUBS[i])) == 0)
-            name = path + strlen(HUBS[i]);
-    if (name == path && !is_repository(path))
-        return EXIT_GOOD;
-    name += strspn(name, "/");
-    return usage_error(c,
-                       "-m: kvasir does not download: run hf download %.100s --local-dir FOLDER "
-                       "(pip install huggingface_hub), then give -m FOLDER or a file in it",
-                       name);
 }

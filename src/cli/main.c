@@ -10,14 +10,16 @@
 #include <signal.h>
 #include <string.h>
 
-#include "util/near.h"
-
 static const struct {
     const char *name, *help;
     int (*run)(int argc, char **argv);
 } COMMANDS[] = {
     {"generate", "answer a prompt", generate_main},
     {"chat", "chat with a model, in this process or on a server", chat_main},
+    {"pull", "download models by name", pull_main},
+    {"list", "list the models that were pulled", list_main},
+    {"show", "say where a model is", show_main},
+    {"rm", "remove models by name", rm_main},
     {"cache-prompt", "evaluate a prompt and write its cache to a file", cache_prompt_main},
     {"serve", "answer requests over HTTP, with the APIs of OpenAI and Anthropic", serve_main},
     {"batch", "answer a file of requests, many at once", batch_main},

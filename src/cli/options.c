@@ -65,9 +65,12 @@ static int check_required(const struct command *c, void *args) {
             return usage_error(c, "%s: missing; see kvasir %s --help",
                                o->alias ? o->alias : o->name, c->name);
     }
-    const struct option *model = option_find(c, "--model", strlen("--model"));
-    if (model && model->required)
-        return foreign_model(c, *(const char **)option_field(model, args));
+    for (size_t i = 0; i < c->n_options; i++) {
+        const struct option *o = &c->options[i];
+        const bool model = strcmp(o->name, "--model") == 0 || strcmp(o->name, "MODEL") == 0;
+        if (model && o->required)
+            return model_resolve(c, option_field(o, args));
+    }
     return EXIT_GOOD;
 }
 

@@ -101,15 +101,38 @@ int finish_output(const struct command *c) {
 /* A terminal is updated often, a log gets few lines. */
 static const double TERMINAL_SECONDS = 0.1, LOG_SECONDS = 5;
 
+static void put_amount(const struct progress *p, double n, const char *format, char out[32]) {
+    if (p->bytes)
+        human_bytes(n, out);
+    else
+        snprintf(out, 32, format, n);
+}
+
+/* "1m20s", from two seconds on. */
+static void put_left(const struct progress *p, size_t done, double seconds, char out[40]) {
+    const double speed = ratio((double)(done - p->first), seconds);
+    const double left = p->total > done ? ratio((double)(p->total - done), speed) : 0;
+    *out = 0;
+    if (left >= 2 && left < 60)
+        snprintf(out, 40, ", %.0f s left", left);
+    else if (left >= 60 && left < 1e7)
+        snprintf(out, 40, ", %.0f min left", ceil(left / 60));
+}
+
 static void show(struct progress *p, size_t done, double seconds) {
-    char rate[40] = "";
-    if (done)
-        snprintf(rate, sizeof rate, ", %.1f a second", ratio((double)done, seconds));
-    char total[32] = "";
-    if (p->total)
-        snprintf(total, sizeof total, " of %zu", p->total);
-    fprintf(stderr, "%s%s: %zu%s %s%s%s", p->terminal ? "\r" : "", p->what, done, total, p->unit,
-            rate, p->terminal ? "   " : "\n");
+    char amount[32], total[40] = "", number[32], rate[60] = "", left[40] = "";
+    put_amount(p, (double)done, "%.0f", amount);
+    if (p->total) {
+        put_amount(p, (double)p->total, "%.0f", number);
+        snprintf(total, sizeof total, " of %s", number);
+    }
+    if (done > p->first) {
+        put_amount(p, ratio((double)(done - p->first), seconds), "%.1f", number);
+        snprintf(rate, sizeof rate, ", %s a second", number);
+        put_left(p, done, seconds, left);
+    }
+    fprintf(stderr, "%s%s: %s%s%s%s%s%s%s", p->terminal ? "\r" : "", p->what, amount, total,
+            p->bytes ? "" : " ", p->bytes ? "" : p->unit, rate, left, p->terminal ? "   " : "\n");
     p->shown = true;
 }
 
@@ -120,6 +143,7 @@ void progress_start(struct progress *p, const char *what, size_t total, const ch
                            .total = total,
                            .start = now,
                            .last = now,
+                           .bytes = strcmp(unit, "bytes") == 0,
                            .terminal = isatty(STDERR_FILENO) != 0};
     /* A step may take long on a slow machine: a terminal shows at once what is going on. */
     if (what && p->terminal)

@@ -31,7 +31,7 @@ s '-ngl: "99": only 0 is possible: this build computes on the CPU' -m x -ngl 99
 s '--lora: adapters are not supported: merge it' -m x --lora y
 s '-md: there is no speculative decoding' -m x -md y
 s '--mmproj: images are not supported' -m x --mmproj y
-s '-hf: kvasir does not download: run hf download' -hf org/name
+s '-hf: run kvasir pull hf:REPOSITORY' -hf org/name
 s '--jinja: takes no value' -m x --jinja=1
 
 # ---- more than there is --------------------------------------------------------------------------
@@ -73,10 +73,10 @@ s '--adapter-path: adapters are not supported' -m x --adapter-path y
 expect 2 'unknown flag "--max-token": did you mean --max-tokens?' generate -m x --max-token 5
 expect 2 'unknown flag "--prot": did you mean --port?' serve -m x --prot 80
 expect 2 'unknown flag "--ctx-size"' tokenize -m x --ctx-size 5
-s '-m: kvasir does not download: run hf download Qwen/Qwen3-0.6B ' -m Qwen/Qwen3-0.6B
-s '-m: kvasir does not download: run hf download a/b ' -m hf:a/b
-s '-m: kvasir does not download: run curl -LO https://x/y.gguf' -m https://x/y.gguf
-expect 2 '^kvasir chat: -m: kvasir does not download' chat -m Qwen/Qwen3-0.6B
+s '-m: Qwen/Qwen3-0.6B is not on this machine: run kvasir pull Qwen/Qwen3-0.6B' -m Qwen/Qwen3-0.6B
+s '-m: hf:a/b is not on this machine: run kvasir pull hf:a/b' -m hf:a/b
+s '-m: https://x/y.gguf is not on this machine: run kvasir pull' -m https://x/y.gguf
+expect 2 '^kvasir chat: -m: Qwen/Qwen3-0.6B is not on' chat -m Qwen/Qwen3-0.6B
 mkdir models
 expect 1 '^kvasir serve: models/none: No such file' serve -m models/none
 expect 1 '^kvasir serve: some/none.gguf: No such file' serve -m some/none.gguf
