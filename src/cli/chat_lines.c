@@ -5,7 +5,8 @@
  *                line ends (the terminal brackets it) and waits for Enter
  *     else       lines as they are, no prompt
  *
- * In both, a backslash at the end of a line continues it on the next line.
+ * In both, a backslash at the end of a line continues it on the next line, and a line that begins
+ * with """ begins a message that goes on to the line that ends with """.
  *
  * The history is $XDG_STATE_HOME/kvasir/history (~/.local/state if that is not set), readable only
  * by its owner, and written after every message.
@@ -30,6 +31,7 @@ struct editor {
     struct text_buf path; /* of the history; empty: it is not kept */
     bool goes_on;         /* show the prompt of a continued line */
     bool dropped;         /* Ctrl-C ended the current line */
+    char *prefill;        /* what the next line begins with; NULL */
 };
 
 /* ---- the history's file ---------------------------------------------------------------------- */
@@ -169,6 +171,10 @@ static int edit_line(const struct command *c, struct editor *e, const char **lin
     el_set(e->edit, EL_PREP_TERM, 1); /* libedit would do so after the prompt */
     /* Here, since preparing the terminal may copy its characters over those of the editor. */
     el_set(e->edit, EL_SETTY, "-d", "intr=", NULL);
+    if (e->prefill)
+        el_push(e->edit, e->prefill); /* as if typed */
+    mem_free(e->prefill);
+    e->prefill = NULL;
     errno = 0;
     *line = el_gets(e->edit, &n);
     int error = errno;
@@ -202,8 +208,38 @@ int lines_open(const struct command *c, struct lines *l) {
     return l->terminal ? open_editor(c, l) : EXIT_GOOD;
 }
 
+static const char QUOTES[] = "\"\"\"";
+enum { QUOTES_LEN = sizeof QUOTES - 1 };
+
+static bool begins_quoted(const char *line, size_t n) {
+    return n >= QUOTES_LEN && memcmp(line, QUOTES, QUOTES_LEN) == 0;
+}
+
+static bool ends_quoted(const char *line, size_t n) {
+    return n >= QUOTES_LEN && memcmp(line + n - QUOTES_LEN, QUOTES, QUOTES_LEN) == 0;
+}
+
+/* Adds a line to the message. *quoted: within """ and """. *more: another line follows. */
+static bool add_line(struct lines *l, const char *line, size_t n, bool first, bool *quoted,
+                     bool *more) {
+    if (first && begins_quoted(line, n)) {
+        *quoted = true;
+        line += QUOTES_LEN;
+        n -= QUOTES_LEN;
+    }
+    const bool closed = *quoted && ends_quoted(line, n), goes_on = n && line[n - 1] == '\\';
+    *more = *quoted ? !closed : goes_on;
+    if (closed)
+        n -= QUOTES_LEN;
+    else if (!*quoted && goes_on)
+        n--;
+    /* a line end after the opening quotes, or before the closing ones, is not of the message */
+    const bool line_end = !first && !(*quoted && (!l->text.len || (closed && !n)));
+    return (!line_end || text_puts(&l->text, "\n")) && text_append(&l->text, line, n);
+}
+
 int lines_next(const struct command *c, struct lines *l, const char **text, size_t *len) {
-    bool more = true, any = false;
+    bool more = true, any = false, quoted = false;
     *text = NULL;
     l->text.len = 0;
     while (more) {
@@ -220,8 +256,7 @@ int lines_next(const struct command *c, struct lines *l, const char **text, size
         }
         if (!line)
             break;
-        more = n && line[n - 1] == '\\';
-        if ((any && !text_puts(&l->text, "\n")) || !text_append(&l->text, line, n - more))
+        if (!add_line(l, line, n, !any, &quoted, &more))
             return run_error(c, "out of memory for a line");
         any = true;
     }
@@ -236,14 +271,27 @@ int lines_next(const struct command *c, struct lines *l, const char **text, size
     return EXIT_GOOD;
 }
 
+bool lines_prefill(struct lines *l, const char *text) {
+    struct text_buf typed = {0};
+    ASSERT(l->editor);
+    /* as a paste, which may have line ends */
+    if (!text_printf(&typed, "\033[200~%s\033[201~", text))
+        return false;
+    mem_free(l->editor->prefill);
+    l->editor->prefill = typed.data;
+    return true;
+}
+
 void lines_close(struct lines *l) {
     struct editor *e = l->editor;
     if (e && e->edit)
         el_end(e->edit);
     if (e && e->history)
         history_end(e->history);
-    if (e)
+    if (e) {
         text_free(&e->path);
+        mem_free(e->prefill);
+    }
     free(e);
     line_reader_free(&l->pipe);
     text_free(&l->text);

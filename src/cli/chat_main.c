@@ -44,6 +44,9 @@ static const struct option OPTIONS[] = {
 /* clang-format on */
 
 #define COMMANDS_HELP                                                                              \
+    "/regen        answer the last message again\n"                                                \
+    "/undo         take back the last message and its answer\n"                                    \
+    "/edit [TEXT]  take them back and send TEXT instead; without TEXT, edit the message\n"         \
     "/reset        forget the conversation, but not the system message\n"                          \
     "/system TEXT  set the system message; without TEXT, remove it\n"                              \
     "/save FILE    write the conversation as JSON\n"                                               \
@@ -51,7 +54,8 @@ static const struct option OPTIONS[] = {
     "/stats        speed and tokens of the last answer, bytes of the cache\n"                      \
     "/help         this list\n"                                                                    \
     "/quit         quit, as does Ctrl-D\n"                                                         \
-    "//TEXT        send /TEXT; a line that ends in \\ continues on the next one"
+    "//TEXT        send /TEXT; a line that ends in \\ continues on the next one, and a message\n"  \
+    "              that begins with \"\"\" goes on to the line that ends with \"\"\""
 
 static const struct command COMMAND = {
     .name = "chat",
@@ -73,11 +77,112 @@ struct conversation {
     bool quit;
 };
 
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static int keep_answer(struct conversation *v, const struct answer *a) {
+    const struct text_buf *text = &a->parts[ANSWER_CONTENT],
+                          *reasoning = &a->parts[ANSWER_REASONING];
+    json_t *content = json_stringn(text->data ? text->data : "", text->len);
+    json_t *message =
+        content ? json_pack("{s:s, s:o}", "role", "assistant", "content", content) : NULL;
+    if (message && reasoning->len)
+        json_object_set_new(message, "reasoning_content",
+                            json_stringn(reasoning->data, reasoning->len));
+    if (!message || json_array_append_new(v->messages, message) != 0)
+        return run_error(&COMMAND, "out of memory for the answer");
+    return EXIT_GOOD;
+}
+
+/* Answers the last message. Without an answer it is taken back. */
+static int answer_last(struct conversation *v) {
+    const size_t last = json_array_size(v->messages) - 1;
+    struct answer a;
+    answer_begin(&a, v->lines.terminal);
+    int code = v->source.answer(v->source.self, v->messages, &a);
+    int end = answer_end(&COMMAND, &a);
+    code = code ? code : end;
+    if (!code && a.cut)
+        fprintf(stderr, "note:   the limit of its length ended the answer\n");
+    bool empty = !a.parts[ANSWER_CONTENT].len && !a.parts[ANSWER_REASONING].len;
+    if (!code && !(interrupted() && empty))
+        code = keep_answer(v, &a);
+    else
+        json_array_remove(v->messages, last);
+    answer_free(&v->last);
+    v->last = a;
+    return !code && interrupted() ? EXIT_INTERRUPTED : code;
+}
+
+static int say(struct conversation *v, const char *text, size_t len) {
+    int code = chat_add_message(&COMMAND, v->messages, "user", text, len);
+    return code ? code : answer_last(v);
+}
+
+/* The place of the last message of the user; the number of messages if there is none. */
+static size_t last_message(const struct conversation *v) {
+    const size_t n = json_array_size(v->messages);
+    for (size_t i = n; i-- > 0;) {
+        const json_t *role = json_object_get(json_array_get(v->messages, i), "role");
+        if (json_string_value(role) && strcmp(json_string_value(role), "user") == 0)
+            return i;
+    }
+    return n;
+}
+
+static void cut_messages(struct conversation *v, size_t n) {
+    while (json_array_size(v->messages) > n)
+        json_array_remove(v->messages, n);
+}
+
 /* ---- commands -------------------------------------------------------------------------------- */
 
 static bool begins_with_system(const json_t *messages) {
     const char *role = json_string_value(json_object_get(json_array_get(messages, 0), "role"));
     return role && strcmp(role, "system") == 0;
+}
+
+static int do_undo(struct conversation *v, const char *rest) {
+    (void)rest;
+    const size_t last = last_message(v);
+    if (last == json_array_size(v->messages))
+        return usage_error(&COMMAND, "/undo: nothing was said yet");
+    cut_messages(v, last);
+    return EXIT_GOOD;
+}
+
+static int do_regen(struct conversation *v, const char *rest) {
+    (void)rest;
+    const size_t last = last_message(v);
+    if (last == json_array_size(v->messages))
+        return usage_error(&COMMAND, "/regen: nothing was said yet");
+    json_t *old = json_deep_copy(v->messages);
+    if (!old)
+        return run_error(&COMMAND, "out of memory for the conversation");
+    cut_messages(v, last + 1);
+    int code = answer_last(v);
+    if (json_array_size(v->messages) <= last) { /* there is no new answer: the old one stays */
+        json_decref(v->messages);
+        v->messages = old;
+    } else {
+        json_decref(old);
+    }
+    return code;
+}
+
+/* On a terminal without a text, the message is there to be edited. */
+static int do_edit(struct conversation *v, const char *rest) {
+    const size_t last = last_message(v);
+    if (last == json_array_size(v->messages))
+        return usage_error(&COMMAND, "/edit: nothing was said yet");
+    if (!*rest && !v->lines.terminal)
+        return usage_error(&COMMAND, "/edit: needs a text where input is not a terminal");
+    const json_t *content = json_object_get(json_array_get(v->messages, last), "content");
+    if (!*rest && !json_is_string(content))
+        return usage_error(&COMMAND, "/edit: the last message is not a plain text: /undo it");
+    if (!*rest && !lines_prefill(&v->lines, json_string_value(content)))
+        return run_error(&COMMAND, "out of memory for a line");
+    cut_messages(v, last);
+    return *rest ? say(v, rest, strlen(rest)) : EXIT_GOOD;
 }
 
 static int do_reset(struct conversation *v, const char *rest) {
@@ -143,10 +248,11 @@ static const struct {
     const char *name;
     int (*run)(struct conversation *v, const char *rest);
     bool alone; /* no text may follow the name */
-} COMMANDS[] = {{"/reset", do_reset, true}, {"/system", do_system, false},
-                {"/save", do_save, false},  {"/load", do_load, false},
-                {"/stats", do_stats, true}, {"/help", do_help, true},
-                {"/quit", do_quit, true}};
+} COMMANDS[] = {{"/regen", do_regen, true},    {"/undo", do_undo, true},
+                {"/edit", do_edit, false},     {"/reset", do_reset, true},
+                {"/system", do_system, false}, {"/save", do_save, false},
+                {"/load", do_load, false},     {"/stats", do_stats, true},
+                {"/help", do_help, true},      {"/quit", do_quit, true}};
 
 static int run_command(struct conversation *v, const char *line) {
     const size_t name = strcspn(line, " \t\r\n");
@@ -168,43 +274,7 @@ static int run_command(struct conversation *v, const char *line) {
     return code;
 }
 
-/* ---- messages -------------------------------------------------------------------------------- */
-
-static int keep_answer(struct conversation *v, const struct answer *a) {
-    const struct text_buf *text = &a->parts[ANSWER_CONTENT],
-                          *reasoning = &a->parts[ANSWER_REASONING];
-    json_t *content = json_stringn(text->data ? text->data : "", text->len);
-    json_t *message =
-        content ? json_pack("{s:s, s:o}", "role", "assistant", "content", content) : NULL;
-    if (message && reasoning->len)
-        json_object_set_new(message, "reasoning_content",
-                            json_stringn(reasoning->data, reasoning->len));
-    if (!message || json_array_append_new(v->messages, message) != 0)
-        return run_error(&COMMAND, "out of memory for the answer");
-    return EXIT_GOOD;
-}
-
-static int say(struct conversation *v, const char *text, size_t len) {
-    const size_t before = json_array_size(v->messages);
-    int code = chat_add_message(&COMMAND, v->messages, "user", text, len);
-    if (code)
-        return code;
-    struct answer a;
-    answer_begin(&a, v->lines.terminal);
-    code = v->source.answer(v->source.self, v->messages, &a);
-    int end = answer_end(&COMMAND, &a);
-    code = code ? code : end;
-    if (!code && a.cut)
-        fprintf(stderr, "note:   the limit of its length ended the answer\n");
-    bool empty = !a.parts[ANSWER_CONTENT].len && !a.parts[ANSWER_REASONING].len;
-    if (!code && !(interrupted() && empty))
-        code = keep_answer(v, &a);
-    else
-        json_array_remove(v->messages, before);
-    answer_free(&v->last);
-    v->last = a;
-    return !code && interrupted() ? EXIT_INTERRUPTED : code;
-}
+/* ---- the conversation ------------------------------------------------------------------------ */
 
 static int converse(struct conversation *v) {
     int code = EXIT_GOOD;

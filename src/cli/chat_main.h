@@ -35,9 +35,11 @@ struct lines {
     struct text_buf text;
 };
 int lines_open(const struct command *c, struct lines *l);
-/* The next message: a line and those that continue it; blank if Ctrl-C dropped it. *text is NULL at
- * the end, else valid until the next call. */
+/* The next message: a line and those that continue it, or the lines between """ and """; blank if
+ * Ctrl-C dropped it. *text is NULL at the end, else valid until the next call. */
 int lines_next(const struct command *c, struct lines *l, const char **text, size_t *len);
+/* On a terminal: the next line begins with this text. False: out of memory. */
+bool lines_prefill(struct lines *l, const char *text);
 void lines_close(struct lines *l);
 
 /* ---- an answer (chat_answer.c) --------------------------------------------------------------- */

@@ -145,8 +145,8 @@ const struct option *foreign_option(const struct command *c, const char *name, s
 int foreign_read(const struct command *c, const char *word, const char *value, int argc,
                  char **argv, int *at, void *args, const struct option **set);
 
-/* help.c: if `word` is --help, -h, --help=man or --help=markdown, prints that; else returns
- * false. */
+/* help.c: if `word` is --help, -h, --help=man, --help=markdown or --help=flags, prints that; else
+ * returns false. */
 bool help_print(const struct command *c, const char *word, void *args);
 
 /* settings.c: flags from other places than the command line; owns the strings that were read. */

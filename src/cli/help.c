@@ -4,6 +4,7 @@
  *     -h, --help         for a terminal
  *     --help=man         the items of the list in its man page, in mdoc     \ tools/flags.py puts
  *     --help=markdown    the rows of a table                                / them into docs/
+ *     --help=flags       a line for each: name, value, help, with tabs between (dist/completion/)
  */
 #include "cli.h"
 
@@ -138,16 +139,33 @@ static void print_markdown_row(const struct option *o, void *args) {
     printf(" |\n");
 }
 
+static void print_flag_row(const struct option *o, void *args) {
+    (void)args;
+    if (o->name[0] == '-')
+        printf("%s\t%s\t%s\n", o->name, o->value ? o->value : "", o->help);
+}
+
 /* ---- all of them ----------------------------------------------------------------------------- */
 
 bool help_print(const struct command *c, const char *word, void *args) {
-    const bool man = strcmp(word, "--help=man") == 0,
-               markdown = strcmp(word, "--help=markdown") == 0;
-    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)
+    static const struct {
+        const char *word;
+        void (*row)(const struct option *o, void *args);
+    } FORMS[] = {{"--help=man", print_mdoc_row},
+                 {"--help=markdown", print_markdown_row},
+                 {"--help=flags", print_flag_row}};
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
         print_terminal(c, args);
-    for (size_t i = 0; (man || markdown) && i < c->n_options; i++)
-        (man ? print_mdoc_row : print_markdown_row)(&c->options[i], args);
-    if (man)
-        printf(".It Fl h , Fl -help\nPrints all flags with their defaults.\n");
-    return man || markdown || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+        return true;
+    }
+    for (size_t f = 0; f < sizeof FORMS / sizeof *FORMS; f++) {
+        if (strcmp(word, FORMS[f].word) != 0)
+            continue;
+        for (size_t i = 0; i < c->n_options; i++)
+            FORMS[f].row(&c->options[i], args);
+        if (FORMS[f].row == print_mdoc_row)
+            printf(".It Fl h , Fl -help\nPrints all flags with their defaults.\n");
+        return true;
+    }
+    return false;
 }

@@ -80,6 +80,23 @@ good_chat 'a\n/reset\n/save f.json' "${m[@]}" -q
 good_chat '/stats' "${m[@]}"
 grep -q '^answer: none yet' err || die "/stats at once"
 
+# the last message again, taken back, another instead; quoted messages have several lines
+r=("${m[@]}" --temp 1 --seed 7)
+good_chat 'Once\n/save x.json\n/regen\n/save y.json\n/undo\n/save z.json' "${r[@]}"
+[ "$(saved y.json '[x["role"] for x in m]')" = '["user", "assistant"]' ] || die "/regen"
+[ "$(saved x.json 'm[1]["content"]')" != "$(saved y.json 'm[1]["content"]')" ] ||
+    die "/regen draws the same answer"
+[ "$(saved z.json m)" = '[]' ] || die "/undo"
+good_chat 'Once\n/edit He ran.\n/save w.json' "${m[@]}" --system S
+[ "$(saved w.json '[x["content"] for x in m][:2]')" = '["S", "He ran."]' ] || die "/edit"
+bad_chat 2 '/undo: nothing was said yet' '/undo' "${m[@]}" --system S
+bad_chat 2 '/regen: nothing was said yet' '/regen' "${m[@]}"
+bad_chat 2 '/edit: nothing was said yet' '/edit x' "${m[@]}"
+bad_chat 2 '/edit: needs a text' 'Once\n/edit' "${m[@]}"
+good_chat '"""\na\\\n\nb"""\n"""c"""\n"""d\ne\n"""\n/save q.json' "${m[@]}" -n 1
+[ "$(saved q.json '[x["content"] for x in m][::2]')" = '["a\\\n\nb", "c", "d\ne"]' ] ||
+    die "quoted: $(saved q.json '[x["content"] for x in m][::2]')"
+
 # a seed repeats a conversation; each of its turns draws differently
 s=("${m[@]}" --temp 1 --seed 7)
 good_chat 'Once\n/reset\nOnce\n' "${s[@]}" && mv out first

@@ -117,6 +117,15 @@ t.type("two\r")
 t.wait("You said: one\r\ntwo")
 t.wait("> ")
 
+# the last message can be edited, with its line ends
+t.type("/edit\r")
+t.wait("two")
+t.type("!\r")
+t.wait("You said: one\r\ntwo!")
+check([m["content"] for m in said()][-1] == "one\ntwo!", "/edit", t)
+check("one\ntwo" not in [m["content"] for m in said()], "/edit keeps the old message", t)
+t.wait("> ")
+
 # reasoning is dim; the answer is not
 t.type("think\r")
 t.wait("\x1b[2mLet me think of it.\x1b[0m")
