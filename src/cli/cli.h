@@ -18,6 +18,7 @@
  *   chat_X.c    `kvasir chat`, with a header of its own, chat_main.h
  *   sampling.c  flags of sampling
  *   models.c    pull, list, show, rm; model_names.c: -m with the name of a model
+ *   exactness.c, exactness_client.c  a server's answers, cold and warm, with a header of their own
  *   results.c   a batch's file of results, which a later run continues
  *   stream.c    writes the answer: stop texts, whole writes
  *   interrupt.c Ctrl-C
@@ -65,6 +66,7 @@ int convert_main(int argc, char **argv);
 int calibrate_main(int argc, char **argv);
 int simulate_main(int argc, char **argv);
 int grammar_main(int argc, char **argv);
+int exactness_main(int argc, char **argv);
 int pull_main(int argc, char **argv);
 int list_main(int argc, char **argv);
 int show_main(int argc, char **argv);

@@ -33,6 +33,8 @@ static const struct {
     {"simulate", "replay recorded requests through the scheduler and the cache, without a model",
      simulate_main},
     {"grammar", "say what a JSON schema or grammar accepts", grammar_main},
+    {"exactness", "say whether a server's answers depend on its cache and on other requests",
+     exactness_main},
     {"embed", "print the embeddings of texts", embed_main},
     {"tokenize", "convert text or chats to token ids, or ids to text", tokenize_main},
 };

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# dist/completion/: bash completes commands, flags and names of models; fish and zsh read their files
+# dist/completion/: bash completes commands, flags and names of models; fish and zsh read their
 # and complete flags, where they are installed.
 . "$(dirname "$0")/../support/api.bash"
 mkdir bin models
@@ -9,7 +9,8 @@ ln -s "$kvasir" bin/kvasir
 export PATH=$PWD/bin:$PATH KVASIR_MODELS_DIR=$PWD/models HF_HOME=$PWD/hf
 dist=$SOURCE_DIR/dist/completion
 echo x >models/tiny.gguf
-echo '{"name": "pypi:tiny:tiny.gguf", "sha256": "'"$(printf '0%.0s' {1..64})"'"}' >models/tiny.gguf.json
+zeros=$(printf "0%.0s" {1..64})
+echo "{\"name\": \"pypi:tiny:tiny.gguf\", \"sha256\": \"$zeros\"}" >models/tiny.gguf.json
 
 good generate --help=flags
 grep -qP '^--max-tokens\t[A-Z]*\t.' out || die "--help=flags"
