@@ -4,6 +4,7 @@
 # clients.sh: installs from PyPI, each into an environment of its own unless it is there:
 #   .venv-clients      the official clients of OpenAI's, Anthropic's and ollama's APIs, at the
 #                      versions of tests/clients/requirements.txt, for tests/api/clients.sh
+#   .venv-python       what the module in python/ needs, and mypy, for tests/api/python.sh
 #   .venv-frameworks   frameworks over them, at those of frameworks.txt, for tests/api/frameworks.sh
 # Prints one line for each that fails, and exits with 1 then.
 set -uo pipefail
@@ -22,5 +23,6 @@ fetch() { # ENVIRONMENT REQUIREMENTS SECONDS
 }
 fetch .venv-clients requirements.txt 180
 clients=$?
+fetch .venv-python python.txt 180 || clients=1
 fetch .venv-frameworks frameworks.txt 300 && exit $clients
 exit 1
