@@ -22,8 +22,9 @@
 #              then a minute under each sanitizer
 #   schemas    KVASIR_SOAK_SCHEMAS answers (500) of Qwen2.5-Coder under real schemas, each judged by
 #              PyPI's jsonschema (tests/soak/schemas.py)
-#   agents     conversations of agents, to 30,000 tokens: what is computed beside the least that is
-#              possible, on plain and hybrid models (tests/soak/agent_traces.py)
+#   agents     conversations of agents, written and recorded, to 35,000 tokens: what is computed
+#              beside the least that is possible, on plain and hybrid models
+#              (tests/soak/agent_traces.py)
 #   recall     a fact at the start of 22,000 tokens, over 8-bit keys and 4-bit values
 #   lmeval     EleutherAI's lm-eval through /v1/completions, where it is installed
 #   mutants    planted bugs (tools/mutants.sh)

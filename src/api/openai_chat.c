@@ -330,12 +330,28 @@ static bool cut_begin(char *text, char *authors, size_t *len, struct api_error *
 
 /* ---- a chat's text --------------------------------------------------------------------------- */
 
+/* Makes contents that are null empty. Whether there were any. */
+static bool empty_nulls(json_t *messages) {
+    bool any = false;
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        json_t *message = json_array_get(messages, i);
+        if (json_is_null(json_object_get(message, "content")))
+            any |= json_object_set_new(message, "content", json_string("")) == 0;
+    }
+    return any;
+}
+
+/* By a content of null some templates tell calls from texts; others join it to a text, which fails:
+ * they get an empty one. */
 static bool render(const struct api_setup *setup, json_t *variables, char **text, char **authors,
                    size_t *len, struct api_error *err) {
     kvasir_error why = {0};
-    return kvasir_chat_render_value(setup->tokenizer, variables, setup->limits, text, authors, len,
-                                    &why) == KVASIR_OK ||
-           api_library_failed(err, "messages", &why);
+    kvasir_status status;
+    do
+        status = kvasir_chat_render_value(setup->tokenizer, variables, setup->limits, text, authors,
+                                          len, &why);
+    while (status == KVASIR_ERR_TEMPLATE && empty_nulls(json_object_get(variables, "messages")));
+    return status == KVASIR_OK || api_library_failed(err, "messages", &why);
 }
 
 bool openai_chat_text(const struct api_setup *setup, json_t *body,

@@ -24,7 +24,7 @@ struct serve_args {
     kvasir_model_options load;
     struct settings settings;
     struct server_options server;
-    const char *model, *api_key_file, *warm_prompts, *sandbox, *generation_config, *seed;
+    const char *model, *api_key_file, *warm_prompts, *sandbox, *generation_config, *seed, *compat;
     struct text_list api_keys, allowed_hosts, trusted_proxies;
     struct engine_args engine;
     struct chat_args chat;
@@ -83,6 +83,9 @@ static const struct option OPTIONS[] = {
     {.name = "--strict-fields", .kind = OPTION_FLAG, ROW(server.strict_fields),
      .help = "refuse requests with unknown fields, instead of naming them in the answer's "
              "\"warnings\""},
+    {.name = "--compat", .value = "SERVER", .kind = OPTION_TEXT, ROW(compat), .shown = "vllm-mlx",
+     .help = "whose answer /health gives: vllm-mlx, {\"status\": \"healthy\", ...}, or mlx, "
+             "mlx_lm.server's {\"status\": \"ok\"}, and 503 when requests are refused"},
     {.name = "--max-request-tokens", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,
      ROW(server.max_prompt_tokens), .shown = "0, as many as fit",
      .help = "maximum tokens in a prompt"},
@@ -370,6 +373,14 @@ static int settle_sandbox(struct serve *s) {
     return sandbox_read(&COMMAND, a->sandbox, &s->sandbox);
 }
 
+static int settle_compat(struct serve *s) {
+    const char *as = s->a->compat;
+    s->a->server.mlx_health = as && strcmp(as, "mlx") == 0;
+    if (!as || s->a->server.mlx_health || strcmp(as, "vllm-mlx") == 0)
+        return EXIT_GOOD;
+    return usage_error(&COMMAND, "--compat: \"%.60s\" is neither mlx nor vllm-mlx", as);
+}
+
 /* Everything that needs no model. */
 static int settle_flags(struct serve *s) {
     struct serve_args *a = s->a;
@@ -398,7 +409,9 @@ static int settle_flags(struct serve *s) {
     a->server.response_bytes = a->response_mib << 20;
     a->server.max_choices = a->engine.options.max_running;
     a->server.fixed_seed = a->seed != NULL;
-    int code = engine_args_options(&COMMAND, &a->engine, &s->options);
+    int code = settle_compat(s);
+    if (!code)
+        code = engine_args_options(&COMMAND, &a->engine, &s->options);
     if (!code && a->seed)
         code = sampling_seed(&COMMAND, a->seed, &a->server.sampling.seed);
     if (!code && !server_check_parsers(&a->server, &err))

@@ -135,10 +135,21 @@ static enum http_step run_models(struct server *s, struct http_exchange *exchang
     return reply_json(s, exchange, HTTP_OK, status_models(&f));
 }
 
+/* Why the server accepts no requests any more; NULL: it does. */
+static const char *closed_why(const struct server *s) {
+    if (atomic_load(&s->model_lost))
+        return "the model's files were changed while they were in use: the server is shutting down";
+    return atomic_load(&s->draining) ? "the server is shutting down" : NULL;
+}
+
 static enum http_step run_health(struct server *s, struct http_exchange *exchange,
                                  const struct route *r, const struct tenant *t) {
     const struct server_figures f = figures(s);
+    const bool closed = closed_why(s) != NULL;
     (void)r, (void)t;
+    if (s->options.mlx_health)
+        return reply_json(s, exchange, closed ? HTTP_UNAVAILABLE : HTTP_OK,
+                          json_pack("{s:s}", "status", closed ? "unavailable" : "ok"));
     return reply_json(s, exchange, HTTP_OK, status_health(&f));
 }
 
@@ -261,13 +272,6 @@ static const struct text_kind TOKENIZE = {text_endpoint_wants, tokenize},
 static enum http_step run_text(struct server *s, struct http_exchange *exchange,
                                const struct route *r, const struct tenant *t) {
     return text_task_begin(s, exchange, r->name, protocol_of(exchange), r->text, t->account);
-}
-
-/* Why the server accepts no requests any more; NULL: it does. */
-static const char *closed_why(const struct server *s) {
-    if (atomic_load(&s->model_lost))
-        return "the model's files were changed while they were in use: the server is shutting down";
-    return atomic_load(&s->draining) ? "the server is shutting down" : NULL;
 }
 
 static enum http_step run_ready(struct server *s, struct http_exchange *exchange,

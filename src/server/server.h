@@ -54,6 +54,7 @@ struct server_options {
     uint32_t max_tokens;      /* likewise; 0: as many as fit */
     bool clamp_tokens;        /* a max_tokens that does not fit is made to, not refused */
     bool strict_fields;       /* unknown fields of bodies are refused, not ignored */
+    bool mlx_health;          /* /health answers as mlx_lm.server's does, not vllm-mlx's */
     uint32_t max_choices;     /* largest "n" of a request */
     uint32_t max_prompt_tokens; /* 0: as many as fit the context */
     uint32_t max_waiting; /* the engine's; half of these places are shared by the keys' weights */

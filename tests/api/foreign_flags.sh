@@ -65,6 +65,9 @@ plan -m "$tiny" --log-level DEBUG --use-default-chat-template --decode-concurren
     --timeout 60 --offline
 noted --log-level
 noted --timeout
+s '--compat: "x" is neither mlx nor vllm-mlx' -m x --compat x
+plan -m "$tiny" --compat mlx
+plan -m "$tiny" --compat vllm-mlx
 s '--draft-model: there is no speculative decoding' -m x --draft-model y
 s '--adapter-path: adapters are not supported' -m x --adapter-path y
 

@@ -528,7 +528,8 @@ def store(w, name, x, kind, experts):
         w.add_tensor(name, quants.quantize(x, bf16), raw_dtype=bf16)
 
 
-def write(folder, out, kind="bf16", experts="plain", strict=False, llama_cpp=False):
+def write(folder, out, kind="bf16", experts="plain", strict=False, llama_cpp=False, tokens=None):
+    """tokens: [(text, TokenType)] of a vocabulary of bytes, whose merges never apply."""
     c = json.loads((Path(folder) / "config.json").read_text())
     arch = ARCHITECTURES[c["model_type"]]
     if experts != "plain" and arch != "gpt-oss":
@@ -542,6 +543,14 @@ def write(folder, out, kind="bf16", experts="plain", strict=False, llama_cpp=Fal
         extras(w, c)
     if llama_cpp:
         w.add_tokenizer_model("no_vocab")
+    if tokens:
+        w.add_tokenizer_model("gpt2")
+        w.add_tokenizer_pre("gpt-2")
+        w.add_token_list([text for text, _ in tokens])
+        w.add_token_types([kind for _, kind in tokens])
+        w.add_token_merges(["\u0100 \u0101"])  # llama.cpp wants one: of the bytes 0 and 1
+        w.add_eos_token_id(c["eos_token_id"])
+        w.add_add_bos_token(False)
     tensors = load(Path(folder) / "model.safetensors")
     stack_experts(tensors)
     for name, values in extra_tensors(arch, c):

@@ -18,14 +18,18 @@ texts. Traces:
     agents      a main agent and three that it starts, in turn, with a prompt of their own
     retries     each turn asked three times, the last answer kept
 
+and those that record_traces.py has recorded of real clients: what they sent is replayed, after each
+other, and at the end once more at the path to which they sent it, whose prompt must be the same.
+
 The least is that of an infinite cache: a request computes its prompt without the longest prefix
 that an earlier request's prompt and answer had, but its last token at least. Hybrid models go on
 only where a state can be stored (docs/cache-policy.md); in brackets the same without that.
 """
 import argparse
+import itertools
 import json
+import lzma
 import os
-import random
 import shutil
 import sys
 import tempfile
@@ -33,19 +37,20 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
 from scripted_model import byte_alphabet  # noqa: E402
 from served import Process, check  # noqa: E402
+from trace_words import Writer as Words  # noqa: E402
 
 CONTROL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 PLAIN = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>",
          "</tool_response>"]
-CONTEXT = 40960
+CONTEXT = 65536
 PAGE, POINTS = 64, 1024  # of the engine: TILE_TOKENS, POINTS_TOKENS
+RECORDED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "traces")
+SUFFIX = ".jsonl.xz"
 HYBRID = {"qwen3_next", "lfm2", "qwen3_5"}
 TOOLS = [{"type": "function", "function": {
     "name": name, "description": f"Use {name} to look at the repository and change it.",
     "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}}
     for name in ("read_file", "write_file", "run_tests", "search")]
-WORDS = ("cache page token build test error value key file line function returns the a of to and "
-         "index range loop buffer server client request answer struct pointer size count").split()
 
 
 # ---- a model -----------------------------------------------------------------------------------
@@ -91,7 +96,7 @@ class Server(Process):
                           "--cache-memory-mb", "2048", "--drain-timeout", "0"], log)
 
     def post(self, path, body):
-        status, text = self.ask("POST", path, body)
+        status, text = self.ask("POST", path, body, 600)
         check(status == 200, status, text)
         return json.loads(text)
 
@@ -114,20 +119,20 @@ class Server(Process):
         return reply["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+    def accepts(self, record, length):
+        """Sends what was recorded, as it was, but for one token only."""
+        if record:
+            responses = record["path"] == "/v1/responses"
+            one = {"max_output_tokens": 16} if responses else {"max_tokens": 1}
+            usage = self.post(record["path"], {**record["body"], **one})["usage"]
+            found = usage["input_tokens" if responses else "prompt_tokens"]
+            check(found == length, "another prompt", record["path"], found, length)
+
+
 # ---- traces ------------------------------------------------------------------------------------
 
 
-class Writer:
-    def __init__(self, seed):
-        self.random = random.Random(seed)
-
-    def text(self, n):
-        words = []
-        while n > 0:
-            words.append(self.random.choice(WORDS))
-            n -= len(words[-1]) + 1
-        return " ".join(words)
-
+class Writer(Words):
     def call(self):
         """An answer's text, and its message as a client gives it back."""
         reason, name = self.text(120), self.random.choice(TOOLS)["function"]["name"]
@@ -210,8 +215,69 @@ def retries_trace(w, turns, size):
         messages = messages + [message, w.result(size)]
 
 
-TRACES = {"tools": tools_trace, "questions": questions_trace, "reminders": reminders_trace,
-          "edits": edits_trace, "agents": agents_trace, "retries": retries_trace}
+WRITTEN = {"tools": tools_trace, "questions": questions_trace, "reminders": reminders_trace,
+           "edits": edits_trace, "agents": agents_trace, "retries": retries_trace}
+
+
+# ---- recorded traces ---------------------------------------------------------------------------
+
+
+def as_written(answer):
+    """A message as a model with Qwen3's template writes it."""
+    text = f"<think>\n{answer['reasoning_content']}\n</think>\n\n{answer['content'] or ''}"
+    for call in answer.get("tool_calls", []):
+        call = {"name": call["function"]["name"],
+                "arguments": json.loads(call["function"]["arguments"])}
+        text += f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    return text
+
+
+def as_messages(body):
+    """The messages of a body of /v1/responses."""
+    messages, said = [{"role": "system", "content": body["instructions"]}], None
+    for item in body["input"]:
+        kind = item.get("type", "message")
+        if kind in ("reasoning", "function_call") and said is None:
+            said = {"role": "assistant", "content": None}
+            messages.append(said)
+        if kind == "reasoning":
+            said["reasoning_content"] = item["content"][0]["text"]
+        elif kind == "function_call":
+            said["tool_calls"] = [{"id": item["call_id"], "type": "function", "function": {
+                "name": item["name"], "arguments": item["arguments"]}}]
+        else:
+            said = None
+            messages.append({"role": "tool", "tool_call_id": item["call_id"],
+                             "content": item["output"]} if kind == "function_call_output"
+                            else {"role": item["role"], "content": item["content"]})
+    return messages
+
+
+def traces():
+    recorded = (f.removesuffix(SUFFIX) for f in os.listdir(RECORDED) if f.endswith(SUFFIX))
+    return [*WRITTEN, *sorted(recorded)]
+
+
+def recorded_trace(name):
+    with lzma.open(os.path.join(RECORDED, name + SUFFIX), "rt", encoding="utf-8") as f:
+        for line in f:
+            r = json.loads(line)
+            body, tools = r["body"], r["body"].get("tools")
+            if r["path"] == "/v1/responses":
+                tools = [{"type": "function", "function": {
+                    k: t[k] for k in ("name", "description", "parameters", "strict")}}
+                    for t in tools]
+            yield body.get("messages") or as_messages(body), tools, as_written(r["answer"]), r
+
+
+def trace(name, turns, size):
+    """Yields messages, tools, the answer's text, and what was recorded, if it was."""
+    if name not in WRITTEN:
+        yield from itertools.islice(recorded_trace(name), turns)
+        return
+    seed = list(WRITTEN).index(name)
+    for messages, text in WRITTEN[name](Writer(seed), turns, size):
+        yield messages, TOOLS, text, None
 
 
 # ---- measuring ---------------------------------------------------------------------------------
@@ -239,12 +305,17 @@ def last_point(length, prompt, whole):
     return max([n for n in points if n <= length] + [length - length % POINTS])
 
 
-def run_trace(server, name, hybrid, turns, tokens, seed):
-    """[prompt tokens, computed, least, least without states], requests, the longest."""
-    per_turn = max((tokens - 3600) // turns - 240, 50)
-    seen, totals = [], [0, 0, 0, 0]
-    for messages, text in TRACES[name](Writer(seed), turns, per_turn):
-        prompt = server.prompt(messages, TOOLS)
+def per_turn(o):
+    """The size of a written trace's turn with which it gets as long as was asked for."""
+    return max((o.tokens - 3600) // o.turns - 240, 50)
+
+
+def run_trace(server, name, hybrid, turns, size):
+    """[prompt tokens, computed, least, least without states], [(prompt, text, what was recorded)],
+    the longest."""
+    seen, requests, totals = [], [], [0, 0, 0, 0]
+    for messages, tools, text, record in trace(name, turns, size):
+        prompt = server.prompt(messages, tools)
         if len(prompt) > CONTEXT - 4096:
             break
         hit = server.answer(prompt, text)
@@ -254,7 +325,10 @@ def run_trace(server, name, hybrid, turns, tokens, seed):
         for i, n in enumerate((0, hit, point, best)):
             totals[i] += len(prompt) - n
         seen.append((prompt + server.tokens(text), len(prompt)))
-    return totals, len(seen), max(len(s) for s, _ in seen)
+        requests.append((prompt, text, record))
+    for prompt, _, record in requests:
+        server.accepts(record, len(prompt))
+    return totals, requests, max(len(s) for s, _ in seen)
 
 
 def main():
@@ -264,7 +338,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=30000)
     parser.add_argument("--turns", type=int, default=50)
     parser.add_argument("--limit", type=float, default=1.03)
-    parser.add_argument("--traces", default=",".join(TRACES))
+    parser.add_argument("--traces", default=",".join(traces()))
     parser.add_argument("--models", default="llama,qwen3_next,lfm2")
     o = parser.parse_args()
     failed = False
@@ -272,19 +346,21 @@ def main():
         for model in o.models.split(","):
             made = os.path.join(folder, model)
             make_model(o.shared, model, made)
-            for number, name in enumerate(o.traces.split(",")):
+            for name in o.traces.split(","):
                 with Server(o.kvasir, made, os.path.join(folder, "log")) as server:
-                    totals, n, longest = run_trace(server, name, model in HYBRID, o.turns,
-                                                   o.tokens, number)
+                    totals, requests, longest = run_trace(server, name, model in HYBRID, o.turns,
+                                                          per_turn(o))
                 ratio = totals[1] / totals[2]
                 bad = ratio > o.limit
                 failed |= bad
-                print(f"{model:11s} {name:10s} {n} requests to {longest} tokens: {totals[0]} in "
-                      f"prompts, {totals[1]} computed, {totals[2]} at least: {ratio:.3f}"
+                print(f"{model:11s} {name:16s} {len(requests)} requests to {longest} tokens: "
+                      f"{totals[0]} in prompts, {totals[1]} computed, {totals[2]} at least: "
+                      f"{ratio:.3f}"
                       + (f" ({totals[1] / totals[3]:.3f})" if model in HYBRID else "")
                       + (f" ABOVE {o.limit}" if bad else ""), flush=True)
     if failed:
         sys.exit("agent_traces: FAILED")
 
 
-main()
+if __name__ == "__main__":
+    main()

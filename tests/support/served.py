@@ -56,8 +56,8 @@ class Process:
             check(not ended and time.time() < end, "no line", pattern, self.text())
             time.sleep(0.02)
 
-    def ask(self, method, path, body=None):
-        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+    def ask(self, method, path, body=None, seconds=60):
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
         c.request(method, path, body and json.dumps(body))
         r = c.getresponse()
         text = r.read().decode()

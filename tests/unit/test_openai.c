@@ -225,6 +225,38 @@ static void test_reasoning_messages(void **state) {
     defaults();
 }
 
+/* A call's content is null, and empty for templates that cannot join null to a text. */
+static void test_null_contents(void **state) {
+    (void)state;
+    static const struct {
+        const char *template, *prompt;
+    } CASES[] = {
+        {"{% for m in messages %}({{ 'call' if m.content is none else m.content }}){% endfor %}",
+         "(call)(5)"},
+        {"{% for m in messages %}{{ '(' + m.content + ')' }}{% endfor %}", "()(5)"},
+        {"{% for m in messages %}{{ '(' + m.content + m.absent.member + ')' }}{% endfor %}", NULL},
+    };
+    static const char CALLED[] =
+        CHAT("{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"function\":{\"name\":"
+             "\"f\"}}]},{\"role\":\"tool\",\"content\":\"5\"}");
+    kvasir_tokenizer *other;
+    kvasir_error why;
+    assert_int_equal(kvasir_tokenizer_open(folder.path, &other, &why), KVASIR_OK);
+    setup.tokenizer = other;
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        const char *t = CASES[i].template;
+        assert_int_equal(kvasir_tokenizer_set_chat_template(other, "t", t, strlen(t), &why), 0);
+        if (CASES[i].prompt) {
+            good(API_CHAT, CALLED);
+            prompt_is(&r, CASES[i].prompt);
+        } else {
+            bad(API_CHAT, CALLED, "messages", "chat template line 1");
+        }
+    }
+    kvasir_tokenizer_close(other);
+    defaults();
+}
+
 /* Only the template writes control tokens, unless the server or the request says otherwise. */
 static void test_control_tokens(void **state) {
     (void)state;
@@ -645,14 +677,23 @@ static void test_urls_and_errors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_prompts),         cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_tools),           cmocka_unit_test(test_reasoning_messages),
-        cmocka_unit_test(test_control_tokens),  cmocka_unit_test(test_template_variables),
-        cmocka_unit_test(test_prompt_cache),    cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_limits),          cmocka_unit_test(test_response_format),
-        cmocka_unit_test(test_stream),          cmocka_unit_test(test_stops),
-        cmocka_unit_test(test_logprobs),        cmocka_unit_test(test_sampling),
-        cmocka_unit_test(test_bias_and_xtc),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_reasoning_messages),
+        cmocka_unit_test(test_null_contents),
+        cmocka_unit_test(test_control_tokens),
+        cmocka_unit_test(test_template_variables),
+        cmocka_unit_test(test_prompt_cache),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_response_format),
+        cmocka_unit_test(test_stream),
+        cmocka_unit_test(test_stops),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_sampling),
+        cmocka_unit_test(test_bias_and_xtc),
+        cmocka_unit_test(test_refused),
         cmocka_unit_test(test_urls_and_errors),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
