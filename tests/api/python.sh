@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# python/: the module's own tests over libkvasir with stories260K; mypy --strict on module and tests.
+# python/: the module's own tests over libkvasir with stories260K; mypy --strict on both.
 . "$(dirname "$0")/../support/api.bash"
 stories=$SHARED_DIR/models/stories260K/hf
 python=$SOURCE_DIR/.venv-python/bin/python
