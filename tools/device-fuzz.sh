@@ -60,7 +60,8 @@ run() { # TARGET WORKER
     [ ! -e "$bundle/$target.options" ] || mapfile -t -O 1 args <"$bundle/$target.options"
     ASAN_OPTIONS=detect_leaks=1:malloc_context_size=5:quarantine_size_mb=16:symbolize=0 \
         "$bundle"/lib/ld-linux-x86-64.so.2 --library-path "$bundle/lib" "$bundle/fuzz_$target" \
-        -max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=3000 -print_final_stats=1 -verbosity=1 -seed="$2" \
+        -max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=3000 \
+        -print_final_stats=1 -verbosity=1 -seed="$2" \
         -artifact_prefix="$out/crash-$target-" "${args[@]}" "$grown" "$bundle/corpus/$target" \
         >"$log" 2>&1 || {
         echo "$target, worker $2: FAILED"

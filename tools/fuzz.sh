@@ -70,9 +70,10 @@ run() { # TARGET
     [ ! -e "tests/fuzz/$target.options" ] ||
         mapfile -t -O ${#seeds[@]} seeds <"tests/fuzz/$target.options"
     ASAN_OPTIONS=detect_leaks=1:malloc_context_size=5:quarantine_size_mb=16 \
-        UBSAN_OPTIONS=print_stacktrace=1 "build-fuzz/tests/fuzz_$target" -max_total_time="$seconds" -max_len=65536 -timeout=10 \
-        -rss_limit_mb=3000 -print_final_stats=1 -verbosity=1 \
-        -artifact_prefix="build-fuzz/crash-$target-" "build-fuzz/corpus/$target" "${seeds[@]}" \
+        UBSAN_OPTIONS=print_stacktrace=1 "build-fuzz/tests/fuzz_$target" \
+        -max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=3000 \
+        -print_final_stats=1 -verbosity=1 -artifact_prefix="build-fuzz/crash-$target-" \
+        "build-fuzz/corpus/$target" "${seeds[@]}" \
         >"build-fuzz/$target.log" 2>&1 || {
         echo "fuzz: $target FAILED; build-fuzz/$target.log ends:"
         tail -40 "build-fuzz/$target.log"

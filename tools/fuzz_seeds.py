@@ -5,6 +5,7 @@ texts in the unit tests and from the shared data, where it exists:
 template         templates of the tests; expressions and tags of the shared chat templates, one each
 grammar          schemas, expressions and grammars of the tests, with the text after each as its
                  answer; schemas of the JSON-Schema-Test-Suite with their first valid instance
+http             requests beyond each limit of src/http/http_head.h
 openai           bodies of the tests, for each API that the test is about
 tokenizer_json   steps of the tests in each place of a small file; the shared tokenizers with their
                  first tokens and merges, and added tokens whose ids follow
@@ -22,7 +23,8 @@ TEXT_BYTES, TOKENS, MERGES, ADDED = 1000, 300, 40, 8
 UNIT = os.path.join(os.path.dirname(__file__), "../tests/unit")
 # tests/fuzz/openai.c: which first bytes stand for the APIs of a test
 BODIES = {"openai": "013q", "constraint": "1", "forced_calls": "1qt", "prompts": "0",
-          "fields": "14df", "anthropic": "45t", "ollama": "de", "native": "fg", "embeddings": " !", "text_api": "89:"}
+          "fields": "14df", "anthropic": "45t", "ollama": "de", "native": "fg",
+          "embeddings": " !", "text_api": "89:"}
 GRAMMARS = {"schema": b"0", "language": b"1", "gbnf": b"2"}
 PLACES = ["normalizer", "pre_tokenizer", "post_processor", "decoder"]
 FILE = {"added_tokens": [{"id": 9, "content": "</s>", "special": True, "lstrip": True}],
@@ -32,7 +34,7 @@ FILE = {"added_tokens": [{"id": 9, "content": "</s>", "special": True, "lstrip":
 
 
 def write(out, target, data):
-    if len(data) <= TEXT_BYTES or target == "tokenizer_json":
+    if len(data) <= TEXT_BYTES or target in ("http", "tokenizer_json"):
         folder = os.path.join(out, target)
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, hashlib.sha1(data).hexdigest()), "wb") as f:
@@ -53,6 +55,18 @@ def test_texts(name):
         parts = re.findall(r'"(?:[^"\\\n]|\\.)*"', found[0])
         yield b"".join(ast.literal_eval("b" + re.sub(r"\\([0-7])(?![0-7])", r"\\00\1", part))
                        if part.isascii() else part[1:-1].encode() for part in parts)
+
+
+def limits(out):
+    line, host = b"POST / HTTP/1.1\r\n", b"Host: a\r\n"
+    chunked = line + host + b"Transfer-Encoding: chunked\r\n\r\n"
+    long = b"a" * 9000
+    for request in (b"GET /" + long, b"GET /" + long + b" HTTP/1.1\r\n",
+                    line + host + b"a: " + long * 2, line + host + b"a: b\r\n" * 101 + b"\r\n",
+                    b"GET /?" + b"a&" * 300 + b" HTTP/1.1\r\n" + host + b"\r\n",
+                    chunked + b"5;" + long, chunked + b"0\r\na: " + long * 2,
+                    b"GET /?" + b"a" * 3000 + b"=" + b"%41" * 900 + b" HTTP/1.1\r\n\r\n"):
+        write(out, "http", request)
 
 
 def tests(out):
@@ -119,6 +133,7 @@ def tokenizers(shared, out):
 
 
 def main(shared, out):
+    limits(out)
     tests(out)
     templates(shared, out)
     schemas(shared, out)
