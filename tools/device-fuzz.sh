@@ -3,7 +3,8 @@
 #
 # device-fuzz.sh bundle [TARGET...]
 #     here: builds all fuzz targets, or those named (tools/fuzz.sh), and packs them with their
-#     libraries and seeds, build-fuzz/corpus among them, into build-fuzz/bundle.tar.xz
+#     libraries and seeds, tests/fuzz/grown.tar.xz and build-fuzz/corpus among them, into
+#     build-fuzz/bundle.tar.xz
 # device-fuzz.sh run SECONDS [TARGET:N...]
 #     on a machine with many cores and no compiler that has that file: N workers of each target at
 #     once, which share what they find (default: 1 of every target). Prints a log for
@@ -25,12 +26,11 @@ if [ "$1" = bundle ]; then
     for target in "${targets[@]}"; do
         cp "build-fuzz/tests/fuzz_$target" $bundle/
         cp -r "tests/fuzz/corpus/$target" $bundle/corpus/
-        [ ! -d "build-fuzz/corpus/$target" ] ||
-            cp -r "build-fuzz/corpus/$target" $bundle/corpus/
+        for more in build-fuzz/{seeds,grown,corpus}; do
+            [ ! -d "$more/$target" ] || cp -r "$more/$target" $bundle/corpus/
+        done
     done
-    cp tests/fuzz/*.dict $bundle/
-    [ ! -d $bundle/corpus/template ] || [ ! -d ../shared/chat-templates ] ||
-        cp ../shared/chat-templates/* $bundle/corpus/template/
+    cp tests/fuzz/*.{dict,options} $bundle/
     strip -g $bundle/fuzz_*
     ldd $bundle/fuzz_* | sed -nE 's/.*(=> |\t)(\/[^ ]+) .*/\2/p' | sort -u |
         xargs -I{} cp -L {} $bundle/lib/
@@ -57,9 +57,11 @@ last_edge() { # LOG
 run() { # TARGET WORKER
     local target=$1 log=$out/$1-$2.log grown=$out/corpus/$1 args=()
     [ ! -e "$bundle/$target.dict" ] || args=(-dict="$bundle/$target.dict")
-    ASAN_OPTIONS=detect_leaks=1:symbolize=0 "$bundle"/lib/ld-linux-x86-64.so.2 \
-        --library-path "$bundle/lib" "$bundle/fuzz_$target" -max_total_time="$seconds" \
-        -max_len=65536 -timeout=10 -rss_limit_mb=3000 -print_final_stats=1 -verbosity=1 -seed="$2" \
+    [ ! -e "$bundle/$target.options" ] || mapfile -t -O 1 args <"$bundle/$target.options"
+    ASAN_OPTIONS=detect_leaks=1:malloc_context_size=5:quarantine_size_mb=16:symbolize=0 \
+        "$bundle"/lib/ld-linux-x86-64.so.2 --library-path "$bundle/lib" "$bundle/fuzz_$target" \
+        -max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=3000 \
+        -print_final_stats=1 -verbosity=1 -seed="$2" \
         -artifact_prefix="$out/crash-$target-" "${args[@]}" "$grown" "$bundle/corpus/$target" \
         >"$log" 2>&1 || {
         echo "$target, worker $2: FAILED"

@@ -3,13 +3,19 @@
 #
 # fuzz.sh [SECONDS [TARGET...]]: every target of tests/fuzz (or those named) with libFuzzer under
 # the address and undefined behaviour sanitizers, SECONDS each (default 600; 0 only builds), as many
-# at a time as there are cores. Part of `make soak`. Seeds are tests/fuzz/corpus and the real files
-# of ../shared; new inputs stay in build-fuzz/corpus. A finding is a file build-fuzz/crash-TARGET-*:
-# fix the bug that it shows, then add the file to tests/fuzz/corpus/TARGET.
+# at a time as there are cores. Part of `make soak`. Seeds: tests/fuzz/corpus, grown.tar.xz beside
+# it and those of tools/fuzz_seeds.py; new inputs stay in build-fuzz/corpus. A finding is a file
+# build-fuzz/crash-TARGET-*: fix the bug that it shows, then add it to tests/fuzz/corpus/TARGET.
+# TARGET.dict and TARGET.options in tests/fuzz are libFuzzer's.
+#
+# fuzz.sh pack [TARGET...]: renews tests/fuzz/grown.tar.xz, so that sessions add up. It has what
+# earlier ones found: few and small inputs that reach what build-fuzz/corpus reaches and the seeds
+# do not. Other targets keep theirs. `make test` replays them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-600}
 shift || true
+[ "$seconds" != pack ] || { pack=1 seconds=0; }
 cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Debug \
     -DKVASIR_SANITIZE=fuzzer-no-link,address,undefined -DKVASIR_FUZZ=ON >/dev/null
 targets=("$@")
@@ -18,24 +24,56 @@ if [ ${#targets[@]} = 0 ]; then
 fi
 cmake --build build-fuzz --target "${targets[@]/#/fuzz_}"
 
+rm -rf build-fuzz/grown build-fuzz/seeds
+mkdir -p build-fuzz/grown
+python3 tools/fuzz_seeds.py ../shared build-fuzz/seeds
+[ ! -e tests/fuzz/grown.tar.xz ] || tar xJf tests/fuzz/grown.tar.xz -C build-fuzz/grown
+
+if [ "${pack:-}" ]; then
+    for target in "${targets[@]}"; do
+        found=()
+        for folder in build-fuzz/grown/"$target" build-fuzz/corpus/"$target"; do
+            [ ! -d "$folder" ] || found+=("$folder")
+        done
+        rm -rf build-fuzz/merged # a merge adds to its first folder what that does not reach yet
+        cp -r "tests/fuzz/corpus/$target" build-fuzz/merged
+        [ ! -d "build-fuzz/seeds/$target" ] || cp -r "build-fuzz/seeds/$target"/. build-fuzz/merged
+        mapfile -t seeds < <(find build-fuzz/merged -type f)
+        "build-fuzz/tests/fuzz_$target" -merge=1 -max_len=4096 -timeout=10 -rss_limit_mb=3000 \
+            build-fuzz/merged "${found[@]}" 2>"build-fuzz/$target.log" || {
+            tail -20 "build-fuzz/$target.log"
+            exit 1
+        }
+        rm "${seeds[@]}"
+        rm -rf "build-fuzz/grown/$target"
+        mv build-fuzz/merged "build-fuzz/grown/$target"
+        echo "fuzz: $target: $(find "build-fuzz/grown/$target" -type f | wc -l) inputs grown"
+    done
+    tar c --sort=name --owner=0 --group=0 --mtime=@0 --mode=u=rwX,go=rX -C build-fuzz/grown . |
+        xz -9e >tests/fuzz/grown.tar.xz
+    du -h tests/fuzz/grown.tar.xz
+    exit 0
+fi
 [ "$seconds" != 0 ] || exit 0
 
 run() { # TARGET
-    local target=$1 seeds=(tests/fuzz/corpus/"$1") length=65536
+    local target=$1 seeds=(tests/fuzz/corpus/"$1")
     mkdir -p "build-fuzz/corpus/$target"
-    case $target in
-    prompt_file)
+    [ ! -d "build-fuzz/grown/$target" ] || seeds+=("build-fuzz/grown/$target")
+    [ ! -d "build-fuzz/seeds/$target" ] || seeds+=("build-fuzz/seeds/$target")
+    if [ "$target" = prompt_file ]; then
         for folder in ../shared/fixtures/mlx/prompt-cache/corrupt/*/; do
             [ ! -d "$folder" ] || seeds+=("$folder")
         done
-        ;;
-    template) [ ! -d ../shared/chat-templates ] || seeds+=(../shared/chat-templates) ;;
-    esac
+    fi
     [ ! -e "tests/fuzz/$target.dict" ] || seeds+=(-dict="tests/fuzz/$target.dict")
-    ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
-        "build-fuzz/tests/fuzz_$target" -max_total_time="$seconds" -max_len="$length" -timeout=10 \
-        -rss_limit_mb=3000 -print_final_stats=1 -verbosity=1 \
-        -artifact_prefix="build-fuzz/crash-$target-" "build-fuzz/corpus/$target" "${seeds[@]}" \
+    [ ! -e "tests/fuzz/$target.options" ] ||
+        mapfile -t -O ${#seeds[@]} seeds <"tests/fuzz/$target.options"
+    ASAN_OPTIONS=detect_leaks=1:malloc_context_size=5:quarantine_size_mb=16 \
+        UBSAN_OPTIONS=print_stacktrace=1 "build-fuzz/tests/fuzz_$target" \
+        -max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=3000 \
+        -print_final_stats=1 -verbosity=1 -artifact_prefix="build-fuzz/crash-$target-" \
+        "build-fuzz/corpus/$target" "${seeds[@]}" \
         >"build-fuzz/$target.log" 2>&1 || {
         echo "fuzz: $target FAILED; build-fuzz/$target.log ends:"
         tail -40 "build-fuzz/$target.log"

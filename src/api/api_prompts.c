@@ -76,8 +76,8 @@ static bool read_ids(struct api_body *body, const char *name, size_t most, struc
         char path[API_PROMPT_PATH_MAX];
         set_path(path, name, ends != NULL, i);
         ASSERT(from <= end && end <= n);
-        good =
-            add(r, path, (struct api_prompt){.tokens = r->ids + from, .n_tokens = end - from}, err);
+        const int32_t *ids = r->ids ? r->ids + from : NULL;
+        good = add(r, path, (struct api_prompt){.tokens = ids, .n_tokens = end - from}, err);
         from = end;
     }
     mem_free(ends);

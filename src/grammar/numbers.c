@@ -488,7 +488,7 @@ kvasir_status numbers_not(struct grammar_budget *b, const struct numbers *x, num
 }
 
 /* Digits of a number's text. Those of canonical whole numbers fit 64 bits. */
-enum { WHOLE_MAX = 64, CANONICAL_MAX = 18, FRACTION_MAX = 64, EXPONENT_MAX = 2 };
+enum { WHOLE_MAX = 64, CANONICAL_MAX = 18, FRACTION_MAX = 64, EXPONENT_MAX = 2, EXPONENT = 99 };
 
 static bool is_whole(const struct numbers *n) {
     for (uint32_t i = 0; i < n->n_moduli; i++)
@@ -508,12 +508,22 @@ static int whole_max(const struct numbers *n) {
 
 static const struct decimal ZERO;
 
+/* Whether a number of the set can be written with this sign. */
+static bool sign_fits(const struct numbers *n, bool negative) {
+    bool fits = false;
+    for (char digit = '0'; digit <= '9' && !fits; digit++) {
+        const char text[2] = {'-', digit};
+        fits = numbers_can_begin(n, (struct text_span){text + !negative, 1 + (size_t)negative});
+    }
+    return fits;
+}
+
 bool numbers_is_empty(const struct numbers *n) {
-    const struct decimal zero = ZERO;
     const struct span all = {.low_open = true,
                              .unbounded = !n->plain,
                              .high = {.n = 1, .point = CANONICAL_MAX + 1, .digits = {1}}};
-    return !contains(n, &zero) && !has_between(n, false, all) && !has_between(n, true, all);
+    return (!contains(n, &ZERO) && !has_between(n, false, all) && !has_between(n, true, all)) ||
+           (!sign_fits(n, false) && !sign_fits(n, true));
 }
 
 bool numbers_contains(const struct numbers *n, struct text_span text) {
@@ -717,16 +727,17 @@ static void range_of(const struct numbers *n, bool negative, int32_t *from, int3
 
 /* With an exponent that is still to come. */
 static bool scaled_fits(const struct numbers *n, const struct begun *b) {
-    int32_t from, to;
     struct begun m = *b;
-    if (!m.digits.n)
-        return false; /* "-": plain_fits has said it */
+    int32_t from, to;
     normalize(&m.digits);
     if (!m.digits.n)
         return interval_fits(n, b, 0); /* zeros so far: what follows decides */
     range_of(n, b->negative, &from, &to);
+    /* more digits before the point count like a higher exponent */
+    const int32_t more = b->point || b->zero ? 0 : whole_max(n) - b->whole;
     for (int32_t x = from - m.digits.point - 1; x <= to - m.digits.point + 1; x++)
-        if ((x > 0 || !is_whole(n)) && interval_fits(n, b, x))
+        if ((x > 0 || !is_whole(n)) && x >= -EXPONENT && x <= EXPONENT + more &&
+            interval_fits(n, b, x))
             return true;
     return false;
 }
@@ -762,8 +773,8 @@ bool numbers_can_begin(const struct numbers *n, struct text_span text) {
     struct begun b;
     if (!read_begun(n, text, &b))
         return false;
-    if (!text.len) /* of either sign */
-        return !numbers_is_empty(n);
+    if (!b.whole) /* of either sign, or after "-" */
+        return text.len ? sign_fits(n, true) : !numbers_is_empty(n);
     if (n->plain && (b.point || b.e))
         return false;
     if (is_free(n, &b))

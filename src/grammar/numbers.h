@@ -37,7 +37,7 @@ kvasir_status numbers_not(struct grammar_budget *b, const struct numbers *x, num
 /* Before others have the set: numbers have at most 18 digits before the point, and if all are whole
  * no point and no exponent. */
 void numbers_make_canonical(struct numbers *n);
-bool numbers_is_empty(const struct numbers *n);
+bool numbers_is_empty(const struct numbers *n); /* of numbers that can be written, see below */
 bool numbers_contains(const struct numbers *n, struct text_span text);
 
 /* Reading a number's text: whether a text that begins with these bytes can become a number of the

@@ -51,7 +51,7 @@ static int hex(char c) {
 enum head_step head_scan(struct head_scan *s, const char *data, size_t n, struct http_problem *p) {
     if (n > HTTP_HEAD_MAX)
         n = HTTP_HEAD_MAX;
-    for (; s->at < n; s->at++) {
+    for (; s->at < n && (s->has_line || s->at <= HTTP_LINE_MAX + 1); s->at++) {
         const char c = data[s->at];
         const bool after_cr = s->at > s->line && data[s->at - 1] == '\r';
         if (c == 0) {
@@ -65,8 +65,6 @@ enum head_step head_scan(struct head_scan *s, const char *data, size_t n, struct
         if (c != '\n')
             continue;
         const size_t length = s->at - 1 - s->line;
-        if (!s->has_line && length > HTTP_LINE_MAX)
-            break;
         s->has_line = true;
         s->line = s->at + 1;
         if (length == 0) {

@@ -52,10 +52,11 @@ static void bind_rest(struct tpl *t, struct tpl_scope *scope, const struct tpl_m
                       caller.type == TPL_UNSET ? tpl_undef_hint(t, "No caller defined") : caller);
     if (params->uses_kwargs)
         tpl_scope_set(t, scope, TPL_NAME_KWARGS, (tval){.type = TPL_DICT, .dict = kwargs});
-    size_t taken = min_size(call->n_pos, params->n);
+    const size_t taken = min_size(call->n_pos, params->n);
+    const tval *rest = call->n_pos ? call->pos + taken : NULL;
     if (params->uses_varargs)
         tpl_scope_set(t, scope, TPL_NAME_VARARGS,
-                      tpl_list_of(t, TPL_TUPLE, call->pos + taken, call->n_pos - taken));
+                      tpl_list_of(t, TPL_TUPLE, rest, call->n_pos - taken));
     else if (call->n_pos > params->n)
         tpl_fail(t, "macro '%s' takes at most %zu argument(s)", tpl_excerpt(t, name), params->n);
 }

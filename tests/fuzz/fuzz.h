@@ -15,9 +15,10 @@
  *     http.c         a connection's requests, at once and byte by byte
  *     trace.c        recorded requests; if accepted, their yardsticks too
  *
- * Each defines LLVMFuzzerTestOneInput. `make test` replays corpus/TARGET through it (replay.c is
- * then main), under the address and undefined behaviour sanitizers too; `make soak` links the same
- * file with libFuzzer (tools/fuzz.sh). What a soak finds goes into corpus/ with its fix.
+ * Each defines LLVMFuzzerTestOneInput. `make test` replays corpus/TARGET and grown.tar.xz, what
+ * fuzzing reached so far, through it (replay.c is then main), under the address and undefined
+ * behaviour sanitizers too; `make soak` links the same file with libFuzzer (tools/fuzz.sh). What a
+ * soak finds goes into corpus/ with its fix.
  *
  * A target checks more than that nothing crashes:
  *   F1  memory: live bytes stay below a bound that the target derives from the input's size

@@ -149,7 +149,9 @@ static void test_empty_sets(void **state) {
         bool empty;
     } CASES[] = {{"W,>0,<1", true},  {"*3,>=1,<=2", true}, {">1,<1", true},
                  {">=1,<=1", false}, {">1,<=1", true},     {"*0.5,>0.5,<1", true},
-                 {"W", false},       {"<-5,W", false},     {"*7,>=14,<=14", false}};
+                 {"W", false},       {"<-5,W", false},     {"*7,>=14,<=14", false},
+                 {"W,>=1e70", true}, {"W,<=-1e70", true},  {">=1e70", false},
+                 {"<=-1e70", false}, {">=1e300", true}};
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         struct numbers *n = set(CASES[i].words);
         if (numbers_is_empty(n) != CASES[i].empty)
