@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* schema.h: what the files of the JSON Schema compiler share.
  *
- *     schema text --schema_read.c--> nodes, references
+ *     schema text --schema_read.c, schema_goals.c--> nodes, references
  *     node        --schema_apply.c, _scalar, _object, _array--> branches
  *     goals       --schema_compile.c--> which can be met, and what a recognizer needs
  *     bytes       --schema_state.c, schema_string.c--> states
@@ -85,6 +85,16 @@ struct schema_id {
     const char *id;
     json_t *node;
 };
+/* A node with a reference, and the innermost id around it: in `ids`. */
+struct schema_referrer {
+    json_t *node;
+    uint32_t base;
+};
+/* Numbers by hash (schema_goals.c). */
+struct schema_table {
+    uint32_t *slots; /* [size]: number + 1; 0: free */
+    size_t size;
+};
 struct schema_goal {
     uint32_t *literals; /* [n]: node x 2, + 1 if it must not hold */
     uint32_t n;
@@ -105,10 +115,13 @@ struct schema_compiler {
     bool canonical;
     struct schema_id *ids;
     size_t n_ids, ids_cap;
+    struct schema_referrer *referrers;
+    size_t n_referrers, referrers_cap;
     json_t **nodes;
     size_t n_nodes, nodes_cap;
     struct schema_goal *goals;
     size_t n_goals, goals_cap;
+    struct schema_table by_node, by_literals, by_referrer;
     struct schema_chunk *chunks;
     struct language **languages;
     size_t n_languages, languages_cap;
@@ -134,16 +147,13 @@ bool schema_take(struct schema_compiler *c, uint64_t steps);
 void *schema_alloc(struct schema_compiler *c, size_t n, size_t size); /* NULL: failed */
 bool schema_read(struct schema_compiler *c, struct text_span text);
 void schema_free(struct schema_compiler *c);
+enum { SCHEMA_REFERENCES = 3 };
+extern const char *const SCHEMA_REFERENCE[SCHEMA_REFERENCES]; /* keywords */
 /* The node of a reference; NULL: failed. */
 json_t *schema_resolve(struct schema_compiler *c, json_t *node, const char *keyword,
                        const char *reference);
 /* Keeps a node that is in no text; NULL: failed. Takes it. */
 json_t *schema_make(struct schema_compiler *c, json_t *node);
-/* A set of literals with one more; false: failed. */
-bool schema_with(struct schema_compiler *c, uint32_t goal, json_t *node, bool negative,
-                 uint32_t *out);
-/* The union of two sets. */
-bool schema_join(struct schema_compiler *c, uint32_t x, uint32_t y, uint32_t *out);
 /* These keep what they are given and return it; NULL: failed. */
 const struct language *schema_language(struct schema_compiler *c, kvasir_status status,
                                        struct language *l, json_t *node, const char *keyword);
@@ -155,6 +165,20 @@ bool schema_add(struct schema_compiler *c, struct schema_list *list,
 void schema_list_free(struct schema_list *list);
 /* A whole number from 0 on, bounded; false: failed. */
 bool schema_count(struct schema_compiler *c, json_t *node, const char *keyword, uint32_t *out);
+
+/* ---- schema_goals.c -------------------------------------------------------------------------- */
+
+/* Makes GOAL_ANY and GOAL_NONE. */
+bool schema_goals_begin(struct schema_compiler *c);
+/* A set of literals with one more; false: failed. */
+bool schema_with(struct schema_compiler *c, uint32_t goal, json_t *node, bool negative,
+                 uint32_t *out);
+/* The union of two sets. */
+bool schema_join(struct schema_compiler *c, uint32_t x, uint32_t y, uint32_t *out);
+/* Keeps the id around a node with a reference. */
+bool schema_refers(struct schema_compiler *c, json_t *node, uint32_t base);
+/* That id; NULL: there is none. */
+const struct schema_id *schema_base(const struct schema_compiler *c, json_t *node);
 
 /* ---- schema_apply.c -------------------------------------------------------------------------- */
 

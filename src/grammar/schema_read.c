@@ -65,7 +65,7 @@ void *schema_alloc(struct schema_compiler *c, size_t n, size_t size) {
     struct schema_chunk *chunk = c->chunks;
     if (c->status)
         return NULL;
-    if (!budget_take(c->b, 4, bytes)) {
+    if (!budget_take(c->b, 4 + bytes / 32, bytes)) {
         c->status = grammar_too_large(c->err, "#");
         return NULL;
     }
@@ -137,6 +137,10 @@ void schema_free(struct schema_compiler *c) {
     mem_free(c->nodes);
     mem_free(c->goals);
     mem_free(c->ids);
+    mem_free(c->referrers);
+    mem_free(c->by_node.slots);
+    mem_free(c->by_literals.slots);
+    mem_free(c->by_referrer.slots);
     json_decref(c->made);
     json_decref(c->root);
 }
@@ -147,7 +151,7 @@ enum { BRANCHES_MAX = 4096 };
 
 bool schema_add(struct schema_compiler *c, struct schema_list *list,
                 const struct schema_branch *branch) {
-    if (list->n >= BRANCHES_MAX || !schema_take(c, 16)) {
+    if (list->n >= BRANCHES_MAX || !schema_take(c, 30)) {
         if (!c->status)
             c->status = grammar_too_large(c->err, "#");
         return false;
@@ -180,87 +184,11 @@ bool schema_count(struct schema_compiler *c, json_t *node, const char *keyword, 
 }
 
 json_t *schema_make(struct schema_compiler *c, json_t *node) {
+    enum { STEPS = 60 }; /* with what making and freeing it costs */
     if (json_array_append_new(c->made, node) == 0)
-        return node;
+        return schema_take(c, STEPS) ? node : NULL;
     schema_no_memory(c);
     return NULL;
-}
-
-/* ---- goals ----------------------------------------------------------------------------------- */
-
-static bool node_number(struct schema_compiler *c, json_t *node, uint32_t *out) {
-    for (size_t i = 0; i < c->n_nodes; i++)
-        if (c->nodes[i] == node) {
-            *out = (uint32_t)i;
-            return schema_take(c, i / 16 + 1);
-        }
-    if (!ARRAY_GROW(c->nodes, c->nodes_cap, c->n_nodes + 1))
-        return schema_no_memory(c);
-    *out = (uint32_t)c->n_nodes;
-    c->nodes[c->n_nodes++] = node;
-    return schema_take(c, c->n_nodes / 16 + 1);
-}
-
-static bool intern(struct schema_compiler *c, const uint32_t *literals, uint32_t n, uint32_t *out) {
-    for (size_t i = 0; i < c->n_goals; i++)
-        if (c->goals[i].n == n &&
-            (!n || memcmp(c->goals[i].literals, literals, n * sizeof *literals) == 0) &&
-            i != GOAL_NONE) {
-            *out = (uint32_t)i;
-            return schema_take(c, i / 16 + 1);
-        }
-    uint32_t *kept = schema_alloc(c, n, sizeof *kept);
-    if (!kept || !schema_take(c, c->n_goals / 16 + 1))
-        return false;
-    if (!ARRAY_GROW(c->goals, c->goals_cap, c->n_goals + 1))
-        return schema_no_memory(c);
-    if (n)
-        memcpy(kept, literals, n * sizeof *kept);
-    *out = (uint32_t)c->n_goals;
-    c->goals[c->n_goals++] = (struct schema_goal){.literals = kept, .n = n};
-    return true;
-}
-
-bool schema_join(struct schema_compiler *c, uint32_t x, uint32_t y, uint32_t *out) {
-    if (x == GOAL_NONE || y == GOAL_NONE) {
-        *out = GOAL_NONE;
-        return true;
-    }
-    ASSERT(x < c->n_goals && y < c->n_goals);
-    const struct schema_goal *a = &c->goals[x], *b = &c->goals[y];
-    uint32_t *both = mem_calloc(a->n + b->n + 1, sizeof *both), n = 0, i = 0, k = 0;
-    bool none = false;
-    if (!both)
-        return schema_no_memory(c);
-    while (i < a->n || k < b->n) {
-        const bool first = k == b->n || (i < a->n && a->literals[i] <= b->literals[k]);
-        const uint32_t literal = first ? a->literals[i++] : b->literals[k++];
-        if (n && both[n - 1] == literal)
-            continue;
-        none |= n && both[n - 1] == (literal ^ 1); /* it must hold, and must not */
-        both[n++] = literal;
-    }
-    *out = GOAL_NONE;
-    const bool good = none || intern(c, both, n, out);
-    mem_free(both);
-    return good;
-}
-
-bool schema_with(struct schema_compiler *c, uint32_t goal, json_t *node, bool negative,
-                 uint32_t *out) {
-    uint32_t number = 0, one;
-    if ((json_is_true(node) && !negative) || (json_is_false(node) && negative)) {
-        *out = goal;
-        return true;
-    }
-    if (json_is_boolean(node)) {
-        *out = GOAL_NONE;
-        return true;
-    }
-    if (!node_number(c, node, &number))
-        return false;
-    const uint32_t literal = number * 2 + negative;
-    return intern(c, &literal, 1, &one) && schema_join(c, goal, one, out);
 }
 
 /* ---- references ------------------------------------------------------------------------------ */
@@ -299,21 +227,27 @@ static char *join_uri(const char *base, const char *reference) {
     return NULL;
 }
 
-static bool collect(struct schema_compiler *c, json_t *at, const char *base) {
+const char *const SCHEMA_REFERENCE[SCHEMA_REFERENCES] = {"$ref", "$dynamicRef", "$recursiveRef"};
+
+/* base: the innermost schema with an id around `at`, in c->ids, + 1; 0: none. */
+static bool collect(struct schema_compiler *c, json_t *at, uint32_t base) {
     const char *key, *id = json_is_object(at) ? id_of(at) : NULL;
     json_t *value;
     size_t i;
-    if (!schema_take(c, 4))
+    if (!schema_take(c, id ? 100 : 6))
         return false;
     if (id && *id != '#') {
-        char *whole = join_uri(base, id);
+        char *whole = join_uri(base ? c->ids[base - 1].id : NULL, id);
         json_t *kept = whole ? schema_make(c, json_string(whole)) : NULL;
         mem_free(whole);
         if (!kept || !ARRAY_GROW(c->ids, c->ids_cap, c->n_ids + 1))
-            return schema_no_memory(c);
-        base = json_string_value(kept);
-        c->ids[c->n_ids++] = (struct schema_id){base, at};
+            return schema_no_memory(c); /* an earlier failure stays */
+        c->ids[c->n_ids++] = (struct schema_id){json_string_value(kept), at};
+        base = (uint32_t)c->n_ids;
     }
+    for (i = 0; base && json_is_object(at) && i < SCHEMA_REFERENCES; i++)
+        if (json_object_get(at, SCHEMA_REFERENCE[i]) && !schema_refers(c, at, base - 1))
+            return false;
     json_object_foreach(at, key, value) {
         if (strcmp(key, "enum") != 0 && strcmp(key, "const") != 0 && !collect(c, value, base))
             return false;
@@ -323,31 +257,6 @@ static bool collect(struct schema_compiler *c, json_t *at, const char *base) {
             return false;
     }
     return true;
-}
-
-static bool contains_node(json_t *at, json_t *node) {
-    const char *key;
-    json_t *value;
-    size_t i;
-    if (at == node)
-        return true;
-    json_object_foreach(at, key, value) {
-        if (contains_node(value, node))
-            return true;
-    }
-    json_array_foreach(at, i, value) {
-        if (contains_node(value, node))
-            return true;
-    }
-    return false;
-}
-
-/* The innermost schema with an id around a node: ids are listed from the outside inwards. */
-static const struct schema_id *base_of(const struct schema_compiler *c, json_t *node) {
-    for (size_t i = c->n_ids; i-- > 0;)
-        if (contains_node(c->ids[i].node, node))
-            return &c->ids[i];
-    return NULL;
 }
 
 static int hex_of(char ch) {
@@ -386,12 +295,16 @@ static json_t *follow_pointer(json_t *at, const char *pointer) {
     return *pointer ? NULL : at;
 }
 
+enum { VISIT_STEPS = 20 }; /* for a look at a node's names */
+
 /* Within one resource: what has an id of its own is another. */
-static json_t *find_anchor(json_t *at, const char *name, bool inner) {
+static json_t *find_anchor(struct schema_compiler *c, json_t *at, const char *name, bool inner) {
     static const char *const WORDS[] = {"$anchor", "$dynamicAnchor"};
     const char *key, *id = json_is_object(at) ? id_of(at) : NULL;
     json_t *value, *found;
     size_t i;
+    if (!schema_take(c, VISIT_STEPS))
+        return NULL;
     for (i = 0; i < 2; i++) {
         const char *anchor = json_string_value(json_object_get(at, WORDS[i]));
         if (anchor && strcmp(anchor, name) == 0 && !(inner && id && *id != '#'))
@@ -402,37 +315,43 @@ static json_t *find_anchor(json_t *at, const char *name, bool inner) {
     if (inner && id && *id != '#')
         return NULL;
     json_object_foreach(at, key, value) {
-        if ((found = find_anchor(value, name, true)))
+        if ((found = find_anchor(c, value, name, true)))
             return found;
     }
     json_array_foreach(at, i, value) {
-        if ((found = find_anchor(value, name, true)))
+        if ((found = find_anchor(c, value, name, true)))
             return found;
     }
     return NULL;
 }
 
-static size_t count_dynamic(json_t *at, const char *name) {
+static size_t count_dynamic(struct schema_compiler *c, json_t *at, const char *name) {
     const char *key, *anchor = json_string_value(json_object_get(at, "$dynamicAnchor"));
     json_t *value;
     size_t i, n = anchor && strcmp(anchor, name) == 0;
+    if (!schema_take(c, VISIT_STEPS))
+        return 0;
     json_object_foreach(at, key, value) {
-        n += count_dynamic(value, name);
+        n += count_dynamic(c, value, name);
     }
     json_array_foreach(at, i, value) {
-        n += count_dynamic(value, name);
+        n += count_dynamic(c, value, name);
     }
     return n;
 }
 
 json_t *schema_resolve(struct schema_compiler *c, json_t *node, const char *keyword,
                        const char *reference) {
-    const struct schema_id *base = c->n_ids ? base_of(c, node) : NULL;
+    const struct schema_id *base = schema_base(c, node);
     const char *fragment = strchr(reference, '#');
     json_t *at = base ? base->node : c->root;
     if (fragment != reference) {
         char *whole = join_uri(base ? base->id : NULL, reference);
         at = NULL;
+        if (!schema_take(c, 2 * c->n_ids)) {
+            mem_free(whole);
+            return NULL;
+        }
         for (size_t i = 0; whole && !at && i < c->n_ids; i++) {
             const size_t n = strcspn(c->ids[i].id, "#");
             if (strlen(whole) == n && memcmp(whole, c->ids[i].id, n) == 0)
@@ -448,9 +367,9 @@ json_t *schema_resolve(struct schema_compiler *c, json_t *node, const char *keyw
     if (fragment && fragment[1] == '/')
         at = follow_pointer(at, fragment + 1);
     else if (fragment && fragment[1])
-        at = find_anchor(at, fragment + 1, false);
+        at = find_anchor(c, at, fragment + 1, false);
     if (strcmp(keyword, "$dynamicRef") == 0 && fragment &&
-        count_dynamic(c->root, fragment + 1) > 1) {
+        count_dynamic(c, c->root, fragment + 1) > 1) {
         schema_fail(c, KVASIR_ERR_UNSUPPORTED, node, keyword,
                     "which of several schemas it means depends on the way to it");
         return NULL;
@@ -467,11 +386,10 @@ json_t *schema_resolve(struct schema_compiler *c, json_t *node, const char *keyw
 bool schema_read(struct schema_compiler *c, struct text_span text) {
     struct language *l;
     struct numbers *n;
-    uint32_t any;
     c->made = json_array();
     if (!c->made)
         return schema_no_memory(c);
-    if (!schema_take(c, text.len / 4))
+    if (!schema_take(c, 4 * text.len))
         return false;
     if (json_load_request(text.data, text.len, JSON_ALLOW_NUL | JSON_DECODE_ANY, &c->root,
                           c->err)) {
@@ -496,9 +414,5 @@ bool schema_read(struct schema_compiler *c, struct text_span text) {
     status = numbers_any(c->b, &n, c->err);
     if (!(c->any_number = schema_numbers(c, status, n, c->root, "")))
         return false;
-    if (!intern(c, NULL, 0, &any) || !ARRAY_GROW(c->goals, c->goals_cap, 2u))
-        return schema_no_memory(c);
-    ASSERT(any == GOAL_ANY && c->n_goals == GOAL_NONE);
-    c->goals[c->n_goals++] = (struct schema_goal){.state = GOAL_DONE}; /* GOAL_NONE */
-    return collect(c, c->root, NULL);
+    return schema_goals_begin(c) && collect(c, c->root, 0);
 }
