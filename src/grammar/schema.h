@@ -65,8 +65,9 @@ struct schema_branch {
     struct schema_named *named;
     struct schema_class *classes;
     uint32_t n_named, n_classes;
-    /* of arrays: the first items, and all others */
+    /* of arrays: the first items, and all others; who says that no two are equal (NULL: nobody) */
     uint32_t *prefix, n_prefix, rest;
+    json_t *unique;
     /* members or items */
     uint32_t min, max;
     struct schema_counted *counted;
@@ -215,10 +216,14 @@ bool schema_is_array(struct schema_compiler *c, const struct schema_branch *b, j
                      struct schema_list *out);
 bool schema_is_no_array(struct schema_compiler *c, const struct schema_branch *b, json_t *value,
                         struct schema_list *out);
+/* Goals of the values that an item can have, of an array whose items are all different: an array
+ * that the compiler keeps. NULL: failed. */
+uint32_t *schema_item_values(struct schema_compiler *c, const struct schema_branch *b, uint32_t *n);
 
 /* ---- schema_compile.c: what a recognizer reads ----------------------------------------------- */
 
-/* A goal of one item or member, which then counts for the constraints of a set of bits. */
+/* A goal of one item or member, which then counts for the constraints of a set of bits; of an array
+ * whose items are all different, the goal of one value, and its number. */
 struct schema_choice {
     uint32_t goal, counts;
 };
@@ -232,7 +237,8 @@ struct schema_plan {
     struct schema_choices *named, *classes; /* none: no such member */
     struct schema_choices *prefix, rest;    /* of items */
     uint32_t max;                           /* items, at most, that can be met */
-    uint32_t words;                         /* bits of `named`, in 64s */
+    uint32_t words;                         /* bits of `named`, or of `rest` if unique, in 64s */
+    bool unique;                            /* each choice of `rest` may come once */
     uint32_t id;                            /* of its strings, for keys of the machine */
 };
 struct schema {
