@@ -91,6 +91,12 @@ struct schema_referrer {
     json_t *node;
     uint32_t base;
 };
+/* What an expression or a format means, once it was made. */
+struct schema_known {
+    struct text_span text;
+    bool is_format;
+    const struct language *language; /* NULL: a format that is an annotation */
+};
 /* Numbers by hash (schema_goals.c). */
 struct schema_table {
     uint32_t *slots; /* [size]: number + 1; 0: free */
@@ -126,6 +132,8 @@ struct schema_compiler {
     struct schema_chunk *chunks;
     struct language **languages;
     size_t n_languages, languages_cap;
+    struct schema_known *known;
+    size_t n_known, known_cap;
     struct numbers **numbers;
     size_t n_numbers, numbers_cap;
     const struct language *any_string;
@@ -160,6 +168,10 @@ const struct language *schema_language(struct schema_compiler *c, kvasir_status 
                                        struct language *l, json_t *node, const char *keyword);
 const struct numbers *schema_numbers(struct schema_compiler *c, kvasir_status status,
                                      struct numbers *n, json_t *node, const char *keyword);
+/* The strings that an expression finds, or of a format; made once for all nodes that have it. A
+ * text belongs to the schema. False: failed. *out NULL: the format is an annotation. */
+bool schema_strings(struct schema_compiler *c, struct text_span text, bool is_format, json_t *node,
+                    const char *keyword, const struct language **out);
 struct text_span schema_text(json_t *string);
 bool schema_add(struct schema_compiler *c, struct schema_list *list,
                 const struct schema_branch *branch);

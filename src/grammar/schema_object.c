@@ -113,11 +113,11 @@ static bool object_of(struct schema_compiler *c, json_t *node, const char *keywo
            schema_fail(c, KVASIR_ERR_ARGUMENT, node, keyword, "is not an object");
 }
 
+/* NULL: failed. */
 static const struct language *pattern_of(struct schema_compiler *c, json_t *node,
                                          const char *pattern) {
-    struct language *l;
-    const kvasir_status status = language_regex(c->b, span_of_key(pattern), false, &l, c->err);
-    return schema_language(c, status, status ? NULL : l, node, "patternProperties");
+    const struct language *l = NULL;
+    return schema_strings(c, span_of_key(pattern), false, node, "patternProperties", &l) ? l : NULL;
 }
 
 static const struct language *combined(struct schema_compiler *c, const struct language *x,

@@ -102,6 +102,37 @@ const struct language *schema_language(struct schema_compiler *c, kvasir_status 
     return c->languages[c->n_languages++] = l;
 }
 
+static bool make_strings(struct schema_compiler *c, struct schema_known *k, json_t *node,
+                         const char *keyword) {
+    struct language *l = NULL;
+    const uint64_t steps = c->b->steps;
+    const kvasir_status status = k->is_format ? language_format(c->b, k->text.data, &l, c->err)
+                                              : language_regex(c->b, k->text, false, &l, c->err);
+    if (k->is_format && status && steps - c->b->steps <= 1000)
+        return true; /* there is none such */
+    k->language = schema_language(c, status, status ? NULL : l, node, keyword);
+    return k->language != NULL;
+}
+
+bool schema_strings(struct schema_compiler *c, struct text_span text, bool is_format, json_t *node,
+                    const char *keyword, const struct language **out) {
+    struct schema_known made = {text, is_format, NULL};
+    if (!schema_take(c, 4 + c->n_known / 4))
+        return false;
+    for (size_t i = 0; i < c->n_known; i++)
+        if (c->known[i].is_format == is_format && span_compare(c->known[i].text, text) == 0) {
+            *out = c->known[i].language;
+            return true;
+        }
+    if (!make_strings(c, &made, node, keyword))
+        return false;
+    if (!ARRAY_GROW(c->known, c->known_cap, c->n_known + 1))
+        return schema_no_memory(c);
+    c->known[c->n_known++] = made;
+    *out = made.language;
+    return true;
+}
+
 const struct numbers *schema_numbers(struct schema_compiler *c, kvasir_status status,
                                      struct numbers *n, json_t *node, const char *keyword) {
     if (c->status)
@@ -133,6 +164,7 @@ void schema_free(struct schema_compiler *c) {
         c->chunks = next;
     }
     mem_free(c->languages);
+    mem_free(c->known);
     mem_free(c->numbers);
     mem_free(c->nodes);
     mem_free(c->goals);

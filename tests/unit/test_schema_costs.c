@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hostile schemas: each is compiled or refused within 100 ms of an idle processor, and all of them
- * within a bounded amount of memory. On a busy one, whose caches and cores others share, the same
- * takes up to twice as long: the least of three times counts, against a bound that allows for it. */
+ * within a bounded amount of memory. On a busy one, whose caches and cores others share, it takes up
+ * to twice as long: the least of three times counts, against a bound that allows for it. */
 #include <sys/resource.h>
 
 #include "grammar_checks.h"
@@ -42,7 +42,7 @@ static void check(const char *name, const char *schema) {
     text_free(&text);
 }
 
-/* begin, n times `each` with numbers from 0 on, end; separated by commas, which are part of patterns, too. */
+/* begin, n times `each` with numbers from 0 on, end; between them commas, in patterns, too. */
 static void check_many(const char *name, const char *begin, int n, const char *each,
                        const char *end) {
     struct text_buf text = {0};
