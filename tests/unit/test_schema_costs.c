@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hostile schemas: each is compiled or refused within 100 ms of an idle processor, and all of them
- * within a bounded amount of memory. On a busy one, whose caches and cores others share, it takes up
+ * within bounded memory. On a busy one, whose caches and cores others share, it takes up
  * to twice as long: the least of three times counts, against a bound that allows for it. */
 #include <sys/resource.h>
 
