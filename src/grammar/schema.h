@@ -145,7 +145,7 @@ struct schema_compiler {
     uint32_t depth, nested; /* of references and combinators; of goals in each other */
 };
 
-/* ---- schema_read.c --------------------------------------------------------------------------- */
+/* ---- schema_keep.c --------------------------------------------------------------------------- */
 
 /* False, with c->status: at the node's keyword. code: ARGUMENT or UNSUPPORTED. */
 bool schema_fail(struct schema_compiler *c, kvasir_status code, json_t *node, const char *keyword,
@@ -154,13 +154,7 @@ bool schema_no_memory(struct schema_compiler *c);
 /* Steps and branches. */
 bool schema_take(struct schema_compiler *c, uint64_t steps);
 void *schema_alloc(struct schema_compiler *c, size_t n, size_t size); /* NULL: failed */
-bool schema_read(struct schema_compiler *c, struct text_span text);
 void schema_free(struct schema_compiler *c);
-enum { SCHEMA_REFERENCES = 3 };
-extern const char *const SCHEMA_REFERENCE[SCHEMA_REFERENCES]; /* keywords */
-/* The node of a reference; NULL: failed. */
-json_t *schema_resolve(struct schema_compiler *c, json_t *node, const char *keyword,
-                       const char *reference);
 /* Keeps a node that is in no text; NULL: failed. Takes it. */
 json_t *schema_make(struct schema_compiler *c, json_t *node);
 /* These keep what they are given and return it; NULL: failed. */
@@ -192,6 +186,15 @@ bool schema_join(struct schema_compiler *c, uint32_t x, uint32_t y, uint32_t *ou
 bool schema_refers(struct schema_compiler *c, json_t *node, uint32_t base);
 /* That id; NULL: there is none. */
 const struct schema_id *schema_base(const struct schema_compiler *c, json_t *node);
+
+/* ---- schema_read.c --------------------------------------------------------------------------- */
+
+bool schema_read(struct schema_compiler *c, struct text_span text);
+enum { SCHEMA_REFERENCES = 3 };
+extern const char *const SCHEMA_REFERENCE[SCHEMA_REFERENCES]; /* keywords */
+/* The node of a reference; NULL: failed. */
+json_t *schema_resolve(struct schema_compiler *c, json_t *node, const char *keyword,
+                       const char *reference);
 
 /* ---- schema_apply.c -------------------------------------------------------------------------- */
 
