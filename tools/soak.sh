@@ -22,6 +22,8 @@
 #              then a minute under each sanitizer
 #   schemas    KVASIR_SOAK_SCHEMAS answers (500) of Qwen2.5-Coder under real schemas, each judged by
 #              PyPI's jsonschema (tests/soak/schemas.py)
+#   masks      sets of allowed tokens beside llguidance's and xgrammar's, and how long ours take
+#              (tools/masks.sh): KVASIR_SOAK_MASKS seconds (1800); its log is kept beside this one
 #   agents     conversations of agents, written and recorded, to 35,000 tokens: what is computed
 #              beside the least that is possible, on plain and hybrid models
 #              (tests/soak/agent_traces.py)
@@ -37,7 +39,7 @@ exec </dev/null
 stages=("$@")
 [ $# != 0 ] ||
     stages=(kcheck arm property tiers server fuzz interop goldens proxy framing attack schemas
-        agents recall lmeval mutants drawn asan tsan)
+        masks agents recall lmeval mutants drawn asan tsan)
 
 mkdir -p bench/results
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
@@ -124,6 +126,7 @@ for stage in "${stages[@]}"; do
             models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf \
             ../shared/fixtures/json-schema/maskbench.jsonl --count "${KVASIR_SOAK_SCHEMAS:-500}"
         ;;
+    masks) tools/masks.sh --seconds "${KVASIR_SOAK_MASKS:-1800}" ;;
     agents) python3 tests/soak/agent_traces.py build-ci/kvasir ../shared ;;
     recall) MODELS_DIR=$PWD/models bash tests/soak/recall.sh build-ci/kvasir ;;
     mutants) tools/mutants.sh ;;

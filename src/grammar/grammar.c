@@ -37,7 +37,7 @@ struct grammar_place {
 struct grammar_limits grammar_limits_default(void) {
     return (struct grammar_limits){.text_bytes = 1 << 20,
                                    .compiled_bytes = 64 << 20,
-                                   .steps = 10 * 1000 * 1000,
+                                   .steps = 6 * 1000 * 1000,
                                    .machine_bytes = 32 << 20};
 }
 

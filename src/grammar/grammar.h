@@ -27,7 +27,7 @@ struct grammar_limits {
     uint64_t steps;        /* of work for compiling, about 10 ns each */
     size_t machine_bytes;  /* of memory for states, transitions and kept sets of tokens */
 };
-/* 1 MiB, 64 MiB, 10 million steps (100 ms), 32 MiB */
+/* 1 MiB, 64 MiB, 6 million steps (less than 100 ms), 32 MiB */
 struct grammar_limits grammar_limits_default(void);
 
 /* Compiled. Reference-counted; the functions below lock it where they must. */

@@ -286,7 +286,7 @@ kvasir_status language_literals(struct grammar_budget *b, const struct text_span
         bytes += strings[i].len;
     classes_of_strings(strings, n, &d);
     kvasir_status status = sorted ? KVASIR_OK : language_no_memory(err);
-    if (!status && !budget_take(b, bytes * (4 + d.n_classes / 8), 0))
+    if (!status && !budget_take(b, bytes * (16 + d.n_classes / 8), 0))
         status = language_too_large(err);
     if (!status && (!dfa_add(&d, false, &dead) || !dfa_add(&d, false, &begin)))
         status = language_no_memory(err);

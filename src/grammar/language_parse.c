@@ -98,7 +98,7 @@ static uint32_t add_node(struct parser *p, struct node node) {
     struct expression *e = p->e;
     if (p->status)
         return 0;
-    if (e->n >= NODES_MAX || !budget_take(p->b, 4, sizeof node))
+    if (e->n >= NODES_MAX || !budget_take(p->b, 12, sizeof node))
         return stop(p, KVASIR_ERR_UNSUPPORTED, "it costs more to enforce than allowed");
     if (!ARRAY_GROW(e->nodes, e->cap, e->n + 1)) {
         p->status = language_no_memory(p->err);

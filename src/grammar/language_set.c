@@ -5,6 +5,7 @@
 #include "grammar/language_internal.h"
 
 enum operation { BOTH, EITHER, FIRST_ONLY };
+enum { COMBINE_STEPS = 1000 }; /* for what is the same however small the automata are */
 
 static bool accepts(enum operation op, bool x, bool y) {
     return op == BOTH ? x && y : op == EITHER ? x || y : x && !y;
@@ -101,6 +102,8 @@ static bool explore(struct product *p) {
 static kvasir_status combine(struct grammar_budget *b, const struct dfa *x, const struct dfa *y,
                              enum operation op, struct dfa *out, kvasir_error *err) {
     *out = (struct dfa){0};
+    if (!budget_take(b, COMBINE_STEPS, 0))
+        return language_too_large(err);
     struct product p = {.b = b, .x = x, .y = y, .op = op, .out = out, .err = err};
     const bool good = explore(&p);
     mem_free(p.pairs);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* schema.h: what the files of the JSON Schema compiler share.
  *
- *     schema text --schema_read.c--> nodes, references
+ *     schema text --schema_read.c, schema_goals.c--> nodes, references
  *     node        --schema_apply.c, _scalar, _object, _array--> branches
  *     goals       --schema_compile.c--> which can be met, and what a recognizer needs
  *     bytes       --schema_state.c, schema_string.c--> states
@@ -65,8 +65,9 @@ struct schema_branch {
     struct schema_named *named;
     struct schema_class *classes;
     uint32_t n_named, n_classes;
-    /* of arrays: the first items, and all others */
+    /* of arrays: the first items, and all others; who says that no two are equal (NULL: nobody) */
     uint32_t *prefix, n_prefix, rest;
+    json_t *unique;
     /* members or items */
     uint32_t min, max;
     struct schema_counted *counted;
@@ -84,6 +85,22 @@ struct schema_chunk {
 struct schema_id {
     const char *id;
     json_t *node;
+};
+/* A node with a reference, and the innermost id around it: in `ids`. */
+struct schema_referrer {
+    json_t *node;
+    uint32_t base;
+};
+/* What an expression or a format means, once it was made. */
+struct schema_known {
+    struct text_span text;
+    bool is_format;
+    const struct language *language; /* NULL: a format that is an annotation */
+};
+/* Numbers by hash (schema_goals.c). */
+struct schema_table {
+    uint32_t *slots; /* [size]: number + 1; 0: free */
+    size_t size;
 };
 struct schema_goal {
     uint32_t *literals; /* [n]: node x 2, + 1 if it must not hold */
@@ -105,13 +122,18 @@ struct schema_compiler {
     bool canonical;
     struct schema_id *ids;
     size_t n_ids, ids_cap;
+    struct schema_referrer *referrers;
+    size_t n_referrers, referrers_cap;
     json_t **nodes;
     size_t n_nodes, nodes_cap;
     struct schema_goal *goals;
     size_t n_goals, goals_cap;
+    struct schema_table by_node, by_literals, by_referrer;
     struct schema_chunk *chunks;
     struct language **languages;
     size_t n_languages, languages_cap;
+    struct schema_known *known;
+    size_t n_known, known_cap;
     struct numbers **numbers;
     size_t n_numbers, numbers_cap;
     const struct language *any_string;
@@ -123,7 +145,7 @@ struct schema_compiler {
     uint32_t depth, nested; /* of references and combinators; of goals in each other */
 };
 
-/* ---- schema_read.c --------------------------------------------------------------------------- */
+/* ---- schema_keep.c --------------------------------------------------------------------------- */
 
 /* False, with c->status: at the node's keyword. code: ARGUMENT or UNSUPPORTED. */
 bool schema_fail(struct schema_compiler *c, kvasir_status code, json_t *node, const char *keyword,
@@ -132,29 +154,47 @@ bool schema_no_memory(struct schema_compiler *c);
 /* Steps and branches. */
 bool schema_take(struct schema_compiler *c, uint64_t steps);
 void *schema_alloc(struct schema_compiler *c, size_t n, size_t size); /* NULL: failed */
-bool schema_read(struct schema_compiler *c, struct text_span text);
 void schema_free(struct schema_compiler *c);
-/* The node of a reference; NULL: failed. */
-json_t *schema_resolve(struct schema_compiler *c, json_t *node, const char *keyword,
-                       const char *reference);
 /* Keeps a node that is in no text; NULL: failed. Takes it. */
 json_t *schema_make(struct schema_compiler *c, json_t *node);
-/* A set of literals with one more; false: failed. */
-bool schema_with(struct schema_compiler *c, uint32_t goal, json_t *node, bool negative,
-                 uint32_t *out);
-/* The union of two sets. */
-bool schema_join(struct schema_compiler *c, uint32_t x, uint32_t y, uint32_t *out);
 /* These keep what they are given and return it; NULL: failed. */
 const struct language *schema_language(struct schema_compiler *c, kvasir_status status,
                                        struct language *l, json_t *node, const char *keyword);
 const struct numbers *schema_numbers(struct schema_compiler *c, kvasir_status status,
                                      struct numbers *n, json_t *node, const char *keyword);
+/* The strings that an expression finds, or of a format; made once for all nodes that have it. A
+ * text belongs to the schema. False: failed. *out NULL: the format is an annotation. */
+bool schema_strings(struct schema_compiler *c, struct text_span text, bool is_format, json_t *node,
+                    const char *keyword, const struct language **out);
 struct text_span schema_text(json_t *string);
 bool schema_add(struct schema_compiler *c, struct schema_list *list,
                 const struct schema_branch *branch);
 void schema_list_free(struct schema_list *list);
 /* A whole number from 0 on, bounded; false: failed. */
 bool schema_count(struct schema_compiler *c, json_t *node, const char *keyword, uint32_t *out);
+
+/* ---- schema_goals.c -------------------------------------------------------------------------- */
+
+/* Makes GOAL_ANY and GOAL_NONE. */
+bool schema_goals_begin(struct schema_compiler *c);
+/* A set of literals with one more; false: failed. */
+bool schema_with(struct schema_compiler *c, uint32_t goal, json_t *node, bool negative,
+                 uint32_t *out);
+/* The union of two sets. */
+bool schema_join(struct schema_compiler *c, uint32_t x, uint32_t y, uint32_t *out);
+/* Keeps the id around a node with a reference. */
+bool schema_refers(struct schema_compiler *c, json_t *node, uint32_t base);
+/* That id; NULL: there is none. */
+const struct schema_id *schema_base(const struct schema_compiler *c, json_t *node);
+
+/* ---- schema_read.c --------------------------------------------------------------------------- */
+
+bool schema_read(struct schema_compiler *c, struct text_span text);
+enum { SCHEMA_REFERENCES = 3 };
+extern const char *const SCHEMA_REFERENCE[SCHEMA_REFERENCES]; /* keywords */
+/* The node of a reference; NULL: failed. */
+json_t *schema_resolve(struct schema_compiler *c, json_t *node, const char *keyword,
+                       const char *reference);
 
 /* ---- schema_apply.c -------------------------------------------------------------------------- */
 
@@ -191,10 +231,14 @@ bool schema_is_array(struct schema_compiler *c, const struct schema_branch *b, j
                      struct schema_list *out);
 bool schema_is_no_array(struct schema_compiler *c, const struct schema_branch *b, json_t *value,
                         struct schema_list *out);
+/* Goals of the values that an item can have, of an array whose items are all different: an array
+ * that the compiler keeps. NULL: failed. */
+uint32_t *schema_item_values(struct schema_compiler *c, const struct schema_branch *b, uint32_t *n);
 
 /* ---- schema_compile.c: what a recognizer reads ----------------------------------------------- */
 
-/* A goal of one item or member, which then counts for the constraints of a set of bits. */
+/* A goal of one item or member, which then counts for the constraints of a set of bits; of an array
+ * whose items are all different, the goal of one value, and its number. */
 struct schema_choice {
     uint32_t goal, counts;
 };
@@ -208,7 +252,8 @@ struct schema_plan {
     struct schema_choices *named, *classes; /* none: no such member */
     struct schema_choices *prefix, rest;    /* of items */
     uint32_t max;                           /* items, at most, that can be met */
-    uint32_t words;                         /* bits of `named`, in 64s */
+    uint32_t words;                         /* bits of `named`, or of `rest` if unique, in 64s */
+    bool unique;                            /* each choice of `rest` may come once */
     uint32_t id;                            /* of its strings, for keys of the machine */
 };
 struct schema {

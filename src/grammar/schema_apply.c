@@ -171,19 +171,17 @@ static bool not_that(struct schema_compiler *c, const struct schema_list *in, js
 
 /* ---- references ------------------------------------------------------------------------------ */
 
-static const char *const REFERENCES[] = {"$ref", "$dynamicRef", "$recursiveRef"};
-
 static bool references(struct schema_compiler *c, const struct schema_list *in, json_t *node,
                        bool negative, bool *any, struct schema_list *out) {
     bool good = true;
     *any = false;
-    for (size_t i = 0; good && i < sizeof REFERENCES / sizeof *REFERENCES; i++) {
-        json_t *reference = json_object_get(node, REFERENCES[i]);
+    for (size_t i = 0; good && i < SCHEMA_REFERENCES; i++) {
+        json_t *reference = json_object_get(node, SCHEMA_REFERENCE[i]);
         if (!reference)
             continue;
         if (!json_is_string(reference))
-            return schema_fail(c, KVASIR_ERR_ARGUMENT, node, REFERENCES[i], "is not a text");
-        json_t *to = schema_resolve(c, node, REFERENCES[i], json_string_value(reference));
+            return schema_fail(c, KVASIR_ERR_ARGUMENT, node, SCHEMA_REFERENCE[i], "is not a text");
+        json_t *to = schema_resolve(c, node, SCHEMA_REFERENCE[i], json_string_value(reference));
         *any = true;
         good = to && schema_apply(c, in, to, negative, out);
     }

@@ -111,8 +111,7 @@ bool schema_arrays(struct schema_compiler *c, const struct schema_list *in, json
             if (!set_items(c, &b, first, rest) || !counts(c, &b, node))
                 return false;
             if (json_is_true(json_object_get(node, "uniqueItems")) && b.max > 1)
-                return schema_fail(c, KVASIR_ERR_UNSUPPORTED, node, "uniqueItems",
-                                   "cannot be enforced while an answer is written");
+                b.unique = node;
         }
         if (!schema_add(c, out, &b))
             return false;
@@ -210,6 +209,45 @@ bool schema_not_arrays(struct schema_compiler *c, const struct schema_list *in, 
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
+/* Equal for JSON Schema: 1 is 1.0. */
+static bool is_same(json_t *x, json_t *y) {
+    const char *key;
+    json_t *value;
+    size_t i;
+    if (json_is_number(x) && json_is_number(y) && json_typeof(x) != json_typeof(y))
+        return json_number_value(x) == json_number_value(y);
+    if (json_typeof(x) != json_typeof(y) || json_object_size(x) != json_object_size(y) ||
+        json_array_size(x) != json_array_size(y))
+        return false;
+    json_object_foreach(x, key, value) {
+        json_t *other = json_object_get(y, key);
+        if (!other || !is_same(value, other))
+            return false;
+    }
+    json_array_foreach(x, i, value) {
+        if (!is_same(value, json_array_get(y, i)))
+            return false;
+    }
+    return json_is_object(x) || json_is_array(x) || json_equal(x, y);
+}
+
+static bool has_same(json_t *values, json_t *value, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (is_same(json_array_get(values, i), value))
+            return true;
+    return false;
+}
+
+static bool has_equals(json_t *values) {
+    json_t *value;
+    size_t i;
+    json_array_foreach(values, i, value) {
+        if (has_same(values, value, i))
+            return true;
+    }
+    return false;
+}
+
 static json_t *only(struct schema_compiler *c, json_t *value) {
     return schema_make(c, json_pack("{s:O}", "const", value));
 }
@@ -220,6 +258,9 @@ bool schema_is_array(struct schema_compiler *c, const struct schema_branch *b, j
     const uint32_t n = (uint32_t)json_array_size(value);
     if (n < b->min || n > b->max)
         return true;
+    if (b->unique && (!schema_take(c, (uint64_t)n * n) || has_equals(value)))
+        return !c->status;
+    made.unique = NULL;
     if (!unshare(c, &made, n))
         return false;
     for (uint32_t i = 0; i < n; i++) {
@@ -245,4 +286,107 @@ bool schema_is_no_array(struct schema_compiler *c, const struct schema_branch *b
             return false;
     }
     return true;
+}
+
+/* ---- items that are all different ------------------------------------------------------------ */
+
+enum { VALUES_MAX = 256, VALUES_DEPTH = 16 };
+
+static bool add_value(struct schema_compiler *c, json_t *values, json_t *value) {
+    const size_t n = json_array_size(values);
+    if (n == VALUES_MAX || !schema_take(c, 20 + 4 * n))
+        return false;
+    return has_same(values, value, n) || json_array_append(values, value) == 0 ||
+           schema_no_memory(c);
+}
+
+/* The values of a type, or of several; false: they are not few. */
+static bool add_types(struct schema_compiler *c, json_t *values, json_t *type) {
+    json_t *one;
+    size_t i;
+    const char *name = json_string_value(type);
+    if (name && strcmp(name, "null") == 0)
+        return add_value(c, values, json_null());
+    if (name && strcmp(name, "boolean") == 0)
+        return add_value(c, values, json_true()) && add_value(c, values, json_false());
+    json_array_foreach(type, i, one) {
+        if (!add_types(c, values, one))
+            return false;
+    }
+    return json_array_size(type) > 0;
+}
+
+static bool add_all(struct schema_compiler *c, json_t *values, json_t *all) {
+    json_t *one;
+    size_t i;
+    json_array_foreach(all, i, one) {
+        if (!add_value(c, values, one))
+            return false;
+    }
+    return true;
+}
+
+/* Adds all values that can meet the schema, and perhaps others. False: they are not few, or not
+ * listed, or it failed. */
+static bool add_values(struct schema_compiler *c, json_t *values, json_t *node, unsigned depth) {
+    static const char *const SOME[] = {"anyOf", "oneOf"};
+    json_t *list = json_object_get(node, "enum"), *one = json_object_get(node, "const"),
+           *type = json_object_get(node, "type");
+    json_t *reference = json_object_get(node, "$ref");
+    const bool only_reference = c->legacy && reference;
+    size_t i;
+    if (depth > VALUES_DEPTH || !schema_take(c, 20))
+        return false;
+    if (list && !only_reference)
+        return json_is_array(list) && add_all(c, values, list);
+    if (one && !only_reference)
+        return add_value(c, values, one);
+    if (type && !only_reference && add_types(c, values, type))
+        return true;
+    for (int k = 0; k < 2 && !only_reference; k++) {
+        json_t *some = json_object_get(node, SOME[k]);
+        bool good = json_array_size(some) > 0;
+        json_array_foreach(some, i, one) {
+            good = good && add_values(c, values, one, depth + 1);
+        }
+        if (good)
+            return true;
+    }
+    json_array_foreach(json_object_get(node, "allOf"), i, one) {
+        if (!only_reference && add_values(c, values, one, depth + 1))
+            return true;
+    }
+    json_t *to = json_is_string(reference)
+                     ? schema_resolve(c, node, "$ref", json_string_value(reference))
+                     : NULL;
+    return to && add_values(c, values, to, depth + 1);
+}
+
+uint32_t *schema_item_values(struct schema_compiler *c, const struct schema_branch *b,
+                             uint32_t *n) {
+    const struct schema_goal g = c->goals[b->rest];
+    json_t *values = schema_make(c, json_array()), *value;
+    bool listed = false;
+    size_t i;
+    if (!values)
+        return NULL;
+    for (uint32_t k = 0; k < g.n && !listed && !c->status && b->rest != GOAL_NONE; k++)
+        listed = !(g.literals[k] & 1) && add_values(c, values, c->nodes[g.literals[k] / 2], 0);
+    if (c->status)
+        return NULL;
+    if ((!listed && b->rest != GOAL_NONE) || b->n_prefix || b->n_counted) {
+        schema_fail(c, KVASIR_ERR_UNSUPPORTED, b->unique, "uniqueItems",
+                    "cannot be enforced while an answer is written, unless all items are of one "
+                    "short enum");
+        return NULL;
+    }
+    uint32_t *goals = schema_alloc(c, json_array_size(values), sizeof *goals);
+    *n = 0;
+    json_array_foreach(values, i, value) {
+        json_t *schema = goals ? only(c, value) : NULL;
+        if (!schema || !schema_with(c, b->rest, schema, false, &goals[*n]))
+            return NULL;
+        *n += goals[*n] != GOAL_NONE;
+    }
+    return goals;
 }

@@ -87,11 +87,17 @@ static void count_value(struct thread *t) {
     const struct schema_branch *b = &t->plan->branch;
     const uint32_t least = b->type == SCHEMA_ARRAY && b->n_prefix > b->min ? b->n_prefix : b->min;
     t->top.count = capped(t->top.count + 1, least, b->max);
-    for (uint32_t k = 0; k < b->n_counted; k++)
+    for (uint32_t k = 0; k < b->n_counted; k++) /* none if unique */
         if (t->top.pending >> k & 1)
             t->top.counted[k] =
                 (uint16_t)capped(t->top.counted[k] + 1u, b->counted[k].min, b->counted[k].max);
     t->top.pending = 0;
+}
+
+void write_seen(struct writing *w, const struct thread *t, size_t at, uint32_t which) {
+    char *seen = w->out->data + at + t->head.top + sizeof t->top;
+    ASSERT(t->head.levels > 0);
+    seen[which / 8] = (char)(seen[which / 8] | 1 << which % 8);
 }
 
 /* The value that a thread was reading is complete. */
@@ -100,9 +106,16 @@ bool write_done(struct writing *w, const struct thread *from) {
     t.head.leaf = LEAF_NONE;
     t.head.plan = 0;
     t.head.at = (struct language_at){0};
-    if (t.head.levels)
-        count_value(&t);
-    return write_thread(w, &t);
+    if (!t.head.levels)
+        return write_thread(w, &t);
+    const size_t at = w->out->len;
+    const uint32_t which = t.top.pending;
+    count_value(&t);
+    if (!write_thread(w, &t))
+        return false;
+    if (t.plan->unique)
+        write_seen(w, &t, at, which);
+    return true;
 }
 
 /* The top container is complete. */

@@ -162,8 +162,31 @@ static bool plan_object(struct closure *c, struct schema_plan *p) {
     return true;
 }
 
+/* Each value that an item can have is a choice, which may come once. */
+static bool plan_unique(struct closure *c, struct schema_plan *p) {
+    struct schema_compiler *s = &c->s->c;
+    struct schema_branch *b = &p->branch;
+    uint32_t n;
+    const uint32_t *goals = schema_item_values(s, b, &n);
+    struct schema_choice *all = goals ? schema_alloc(s, n, sizeof *all) : NULL;
+    if (!all)
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        all[i] = (struct schema_choice){goals[i], i};
+        if (!reach(c, goals[i]))
+            return false;
+    }
+    p->rest = (struct schema_choices){all, n};
+    p->unique = true;
+    p->words = (n + 63) / 64;
+    b->max = min_u32(b->max, n);
+    return true;
+}
+
 static bool plan_array(struct closure *c, struct schema_plan *p) {
     const struct schema_branch *b = &p->branch;
+    if (b->unique && b->max > 1)
+        return plan_unique(c, p);
     p->prefix = schema_alloc(&c->s->c, b->n_prefix, sizeof *p->prefix);
     if (!p->prefix)
         return false;
@@ -249,11 +272,22 @@ static bool object_alive(const struct schema_compiler *c, const struct schema_pl
     return required <= b->max && (open || possible >= b->min) && all_counted(b, could);
 }
 
+static uint32_t count_alive(const struct schema_compiler *c, const struct schema_choices *choices) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < choices->n; i++)
+        n += c->goals[choices->all[i].goal].alive;
+    return n;
+}
+
 static bool array_alive(const struct schema_compiler *c, struct schema_plan *p) {
     const struct schema_branch *b = &p->branch;
     uint32_t could[SCHEMA_COUNTED_MAX] = {0};
     bool any = true;
     p->max = b->max;
+    if (p->unique) {
+        p->max = min_u32(b->max, count_alive(c, &p->rest));
+        return b->min <= p->max;
+    }
     for (uint32_t i = 0; i < b->n_prefix && i < p->max; i++) {
         const uint32_t bits = counted_by(c, &p->prefix[i], &any);
         if (!any)

@@ -49,29 +49,59 @@ static struct schema_named *find_name(const struct schema_branch *b, struct text
     return NULL;
 }
 
-/* The entry of a name, which is made if there is none; there is room. */
-static struct schema_named *name_of(struct schema_branch *b, struct text_span name) {
-    struct schema_named *found = find_name(b, name);
-    if (found)
-        return found;
-    ASSERT(b->type == SCHEMA_OBJECT && name.data);
-    uint32_t at = b->n_named++;
-    for (; at > 0 && compare_names(b->named[at - 1].name, name) > 0; at--)
-        b->named[at] = b->named[at - 1];
-    b->named[at] = (struct schema_named){name, class_goal(b, name), false};
-    return &b->named[at];
+static int compare_named(const void *x, const void *y) {
+    return compare_names(((const struct schema_named *)x)->name,
+                         ((const struct schema_named *)y)->name);
+}
+
+/* Own entries for these names, where there is none yet. */
+static bool add_names(struct schema_compiler *c, struct schema_branch *b,
+                      const struct text_span *names, uint32_t n) {
+    const uint32_t before = b->n_named;
+    uint32_t all = before, kept = 0;
+    ASSERT(b->type == SCHEMA_OBJECT);
+    if (!unshare(c, b, n))
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!schema_take(c, 8 + names[i].len / 4 * b->n_classes))
+            return false;
+        if (!find_name(b, names[i]))
+            b->named[all++] = (struct schema_named){names[i], class_goal(b, names[i]), false};
+    }
+    if (all == before)
+        return true;
+    qsort(b->named, all, sizeof *b->named, compare_named);
+    for (uint32_t i = 0; i < all; i++)
+        if (!kept || compare_named(&b->named[kept - 1], &b->named[i]) != 0)
+            b->named[kept++] = b->named[i];
+    b->n_named = kept;
+    return true;
 }
 
 static struct text_span span_of_key(const char *key) {
     return (struct text_span){key, strlen(key)};
 }
 
+/* Own entries for the names of an object's members. */
+static bool add_keys(struct schema_compiler *c, struct schema_branch *b, json_t *object) {
+    struct text_span *names = schema_alloc(c, json_object_size(object), sizeof *names);
+    uint32_t n = 0;
+    const char *key;
+    json_t *value;
+    json_object_foreach(object, key, value) {
+        if (names)
+            names[n++] = span_of_key(key);
+    }
+    return names && add_names(c, b, names, n);
+}
+
 /* A branch with one name more of which something is said. */
 static bool with_name(struct schema_compiler *c, struct schema_branch *b, const char *key,
                       struct schema_named **out) {
-    if (!unshare(c, b, 1))
+    const struct text_span name = span_of_key(key);
+    if (!schema_take(c, b->n_named / 4) || !add_names(c, b, &name, 1))
         return false;
-    *out = name_of(b, span_of_key(key));
+    *out = find_name(b, name);
     return true;
 }
 
@@ -83,11 +113,11 @@ static bool object_of(struct schema_compiler *c, json_t *node, const char *keywo
            schema_fail(c, KVASIR_ERR_ARGUMENT, node, keyword, "is not an object");
 }
 
+/* NULL: failed. */
 static const struct language *pattern_of(struct schema_compiler *c, json_t *node,
                                          const char *pattern) {
-    struct language *l;
-    const kvasir_status status = language_regex(c->b, span_of_key(pattern), false, &l, c->err);
-    return schema_language(c, status, status ? NULL : l, node, "patternProperties");
+    const struct language *l = NULL;
+    return schema_strings(c, span_of_key(pattern), false, node, "patternProperties", &l) ? l : NULL;
 }
 
 static const struct language *combined(struct schema_compiler *c, const struct language *x,
@@ -186,12 +216,8 @@ static bool members(struct schema_compiler *c, struct schema_branch *b, json_t *
     const struct language **patterns =
         schema_alloc(c, json_object_size(by_pattern), sizeof *patterns);
     struct split s;
-    if (!patterns || !unshare(c, b, (uint32_t)json_object_size(properties)) ||
-        !begin_split(c, b, &s))
+    if (!patterns || !add_keys(c, b, properties) || !begin_split(c, b, &s))
         return false;
-    json_object_foreach(properties, key, value) {
-        (void)name_of(b, span_of_key(key));
-    }
     json_object_foreach(by_pattern, key, value) {
         patterns[i] = pattern_of(c, node, key);
         if (!patterns[i] || !split_classes(c, node, patterns[i], value, &s))
@@ -199,7 +225,7 @@ static bool members(struct schema_compiler *c, struct schema_branch *b, json_t *
         i++;
     }
     for (uint32_t k = 0; k < b->n_named; k++)
-        if (!schema_take(c, 20) || !name_goal(c, node, patterns, additional, &b->named[k]))
+        if (!schema_take(c, 60) || !name_goal(c, node, patterns, additional, &b->named[k]))
             return false;
     for (uint32_t k = 0; k < s.n && additional; k++)
         if (!s.matched[k] &&
@@ -283,13 +309,19 @@ static bool require(struct schema_compiler *c, struct schema_branch *b, json_t *
                     const char *keyword, json_t *names) {
     json_t *name;
     size_t i;
-    if (!unshare(c, b, (uint32_t)json_array_size(names)))
+    const uint32_t n = (uint32_t)json_array_size(names);
+    struct text_span *all = schema_alloc(c, n, sizeof *all);
+    if (!all)
         return false;
     json_array_foreach(names, i, name) {
         if (!json_is_string(name))
             return schema_fail(c, KVASIR_ERR_ARGUMENT, node, keyword, "is not a list of names");
-        name_of(b, schema_text(name))->required = true;
+        all[i] = schema_text(name);
     }
+    if (!add_names(c, b, all, n))
+        return false;
+    for (i = 0; i < n; i++)
+        find_name(b, all[i])->required = true;
     return true;
 }
 
@@ -569,7 +601,7 @@ bool schema_is_object(struct schema_compiler *c, const struct schema_branch *b, 
     const char *key;
     if (n < b->min || n > b->max)
         return true;
-    if (!unshare(c, &made, n))
+    if (!add_keys(c, &made, value))
         return false;
     for (uint32_t i = 0; i < made.n_named; i++)
         if (!json_object_get(value, made.named[i].name.data)) {
@@ -578,7 +610,7 @@ bool schema_is_object(struct schema_compiler *c, const struct schema_branch *b, 
             made.named[i].goal = GOAL_NONE;
         }
     json_object_foreach(value, key, member) {
-        struct schema_named *named = name_of(&made, span_of_key(key));
+        struct schema_named *named = find_name(&made, span_of_key(key));
         json_t *schema = only(c, member);
         named->required = true;
         if (!schema || !schema_with(c, named->goal, schema, false, &named->goal))

@@ -1,267 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* schema_read.c: the text of a schema, its references, and what is kept while it is compiled. */
+/* schema_read.c: the text of a schema, and its references. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "grammar/schema.h"
 #include "util/json.h"
-
-/* ---- errors ---------------------------------------------------------------------------------- */
-
-/* The JSON pointer of a node, found by looking for it. */
-static bool find_path(json_t *at, json_t *node, struct text_buf *path) {
-    const size_t len = path->len;
-    const char *key;
-    json_t *value;
-    size_t i;
-    if (at == node)
-        return true;
-    json_object_foreach(at, key, value) {
-        if (!text_puts(path, "/") || !text_puts(path, key))
-            return false;
-        if (find_path(value, node, path))
-            return true;
-        path->len = len;
-    }
-    json_array_foreach(at, i, value) {
-        if (!text_printf(path, "/%zu", i))
-            return false;
-        if (find_path(value, node, path))
-            return true;
-        path->len = len;
-    }
-    return false;
-}
-
-bool schema_fail(struct schema_compiler *c, kvasir_status code, json_t *node, const char *keyword,
-                 const char *why) {
-    struct text_buf path = {0};
-    if (c->status)
-        return false;
-    const bool found = node && find_path(c->root, node, &path);
-    c->status = fail(c->err, code, "#%.*s%s%s: %s", found ? (int)path.len : 0,
-                     found && path.len ? path.data : "", *keyword ? "/" : "", keyword, why);
-    text_free(&path);
-    return false;
-}
-
-bool schema_no_memory(struct schema_compiler *c) {
-    if (!c->status)
-        c->status = fail(c->err, KVASIR_ERR_MEMORY, "out of memory for a schema");
-    return false;
-}
-
-bool schema_take(struct schema_compiler *c, uint64_t steps) {
-    if (!c->status && !budget_take(c->b, steps, 0))
-        c->status = grammar_too_large(c->err, "#");
-    return !c->status;
-}
-
-/* ---- memory ---------------------------------------------------------------------------------- */
-
-void *schema_alloc(struct schema_compiler *c, size_t n, size_t size) {
-    enum { CHUNK = 32 << 10 };
-    const size_t bytes = round_up(n * size + !n, 16);
-    struct schema_chunk *chunk = c->chunks;
-    if (c->status)
-        return NULL;
-    if (!budget_take(c->b, 4, bytes)) {
-        c->status = grammar_too_large(c->err, "#");
-        return NULL;
-    }
-    if (!chunk || chunk->size - chunk->used < bytes) {
-        const size_t room = bytes > CHUNK ? bytes : CHUNK, head = round_up(sizeof *chunk, 16);
-        chunk = mem_calloc(1, head + room);
-        if (!chunk) {
-            schema_no_memory(c);
-            return NULL;
-        }
-        *chunk = (struct schema_chunk){c->chunks, 0, room};
-        c->chunks = chunk;
-    }
-    void *at = (char *)chunk + round_up(sizeof *chunk, 16) + chunk->used;
-    chunk->used += bytes;
-    return at;
-}
-
-const struct language *schema_language(struct schema_compiler *c, kvasir_status status,
-                                       struct language *l, json_t *node, const char *keyword) {
-    if (c->status)
-        return NULL;
-    if (status) {
-        char why[200];
-        snprintf(why, sizeof why, "%.190s", c->err ? c->err->text : "");
-        schema_fail(c, status, node, keyword, why);
-        return NULL;
-    }
-    if (!ARRAY_GROW(c->languages, c->languages_cap, c->n_languages + 1)) {
-        language_release(l);
-        schema_no_memory(c);
-        return NULL;
-    }
-    return c->languages[c->n_languages++] = l;
-}
-
-const struct numbers *schema_numbers(struct schema_compiler *c, kvasir_status status,
-                                     struct numbers *n, json_t *node, const char *keyword) {
-    if (c->status)
-        return NULL;
-    if (status) {
-        char why[200];
-        snprintf(why, sizeof why, "%.190s", c->err ? c->err->text : "");
-        schema_fail(c, status, node, keyword, why);
-        return NULL;
-    }
-    if (!ARRAY_GROW(c->numbers, c->numbers_cap, c->n_numbers + 1)) {
-        numbers_release(n);
-        schema_no_memory(c);
-        return NULL;
-    }
-    if (c->canonical)
-        numbers_make_canonical(n);
-    return c->numbers[c->n_numbers++] = n;
-}
-
-void schema_free(struct schema_compiler *c) {
-    for (size_t i = 0; i < c->n_languages; i++)
-        language_release(c->languages[i]);
-    for (size_t i = 0; i < c->n_numbers; i++)
-        numbers_release(c->numbers[i]);
-    while (c->chunks) {
-        struct schema_chunk *next = c->chunks->next;
-        mem_free(c->chunks);
-        c->chunks = next;
-    }
-    mem_free(c->languages);
-    mem_free(c->numbers);
-    mem_free(c->nodes);
-    mem_free(c->goals);
-    mem_free(c->ids);
-    json_decref(c->made);
-    json_decref(c->root);
-}
-
-/* ---- branches -------------------------------------------------------------------------------- */
-
-enum { BRANCHES_MAX = 4096 };
-
-bool schema_add(struct schema_compiler *c, struct schema_list *list,
-                const struct schema_branch *branch) {
-    if (list->n >= BRANCHES_MAX || !schema_take(c, 16)) {
-        if (!c->status)
-            c->status = grammar_too_large(c->err, "#");
-        return false;
-    }
-    if (!ARRAY_GROW(list->all, list->cap, list->n + 1))
-        return schema_no_memory(c);
-    list->all[list->n++] = *branch;
-    return true;
-}
-
-void schema_list_free(struct schema_list *list) {
-    mem_free(list->all);
-    *list = (struct schema_list){0};
-}
-
-/* ---- values ---------------------------------------------------------------------------------- */
-
-struct text_span schema_text(json_t *string) {
-    return (struct text_span){json_string_value(string), json_string_length(string)};
-}
-
-bool schema_count(struct schema_compiler *c, json_t *node, const char *keyword, uint32_t *out) {
-    json_t *value = json_object_get(node, keyword);
-    const double number = json_number_value(value);
-    if (!json_is_number(value) || number < 0 || number != (double)(uint64_t)number)
-        return schema_fail(c, KVASIR_ERR_ARGUMENT, node, keyword,
-                           "is not a whole number from 0 on");
-    *out = number < SCHEMA_UNBOUNDED ? (uint32_t)number : SCHEMA_UNBOUNDED - 1;
-    return true;
-}
-
-json_t *schema_make(struct schema_compiler *c, json_t *node) {
-    if (json_array_append_new(c->made, node) == 0)
-        return node;
-    schema_no_memory(c);
-    return NULL;
-}
-
-/* ---- goals ----------------------------------------------------------------------------------- */
-
-static bool node_number(struct schema_compiler *c, json_t *node, uint32_t *out) {
-    for (size_t i = 0; i < c->n_nodes; i++)
-        if (c->nodes[i] == node) {
-            *out = (uint32_t)i;
-            return schema_take(c, i / 16 + 1);
-        }
-    if (!ARRAY_GROW(c->nodes, c->nodes_cap, c->n_nodes + 1))
-        return schema_no_memory(c);
-    *out = (uint32_t)c->n_nodes;
-    c->nodes[c->n_nodes++] = node;
-    return schema_take(c, c->n_nodes / 16 + 1);
-}
-
-static bool intern(struct schema_compiler *c, const uint32_t *literals, uint32_t n, uint32_t *out) {
-    for (size_t i = 0; i < c->n_goals; i++)
-        if (c->goals[i].n == n &&
-            (!n || memcmp(c->goals[i].literals, literals, n * sizeof *literals) == 0) &&
-            i != GOAL_NONE) {
-            *out = (uint32_t)i;
-            return schema_take(c, i / 16 + 1);
-        }
-    uint32_t *kept = schema_alloc(c, n, sizeof *kept);
-    if (!kept || !schema_take(c, c->n_goals / 16 + 1))
-        return false;
-    if (!ARRAY_GROW(c->goals, c->goals_cap, c->n_goals + 1))
-        return schema_no_memory(c);
-    if (n)
-        memcpy(kept, literals, n * sizeof *kept);
-    *out = (uint32_t)c->n_goals;
-    c->goals[c->n_goals++] = (struct schema_goal){.literals = kept, .n = n};
-    return true;
-}
-
-bool schema_join(struct schema_compiler *c, uint32_t x, uint32_t y, uint32_t *out) {
-    if (x == GOAL_NONE || y == GOAL_NONE) {
-        *out = GOAL_NONE;
-        return true;
-    }
-    ASSERT(x < c->n_goals && y < c->n_goals);
-    const struct schema_goal *a = &c->goals[x], *b = &c->goals[y];
-    uint32_t *both = mem_calloc(a->n + b->n + 1, sizeof *both), n = 0, i = 0, k = 0;
-    bool none = false;
-    if (!both)
-        return schema_no_memory(c);
-    while (i < a->n || k < b->n) {
-        const bool first = k == b->n || (i < a->n && a->literals[i] <= b->literals[k]);
-        const uint32_t literal = first ? a->literals[i++] : b->literals[k++];
-        if (n && both[n - 1] == literal)
-            continue;
-        none |= n && both[n - 1] == (literal ^ 1); /* it must hold, and must not */
-        both[n++] = literal;
-    }
-    *out = GOAL_NONE;
-    const bool good = none || intern(c, both, n, out);
-    mem_free(both);
-    return good;
-}
-
-bool schema_with(struct schema_compiler *c, uint32_t goal, json_t *node, bool negative,
-                 uint32_t *out) {
-    uint32_t number = 0, one;
-    if ((json_is_true(node) && !negative) || (json_is_false(node) && negative)) {
-        *out = goal;
-        return true;
-    }
-    if (json_is_boolean(node)) {
-        *out = GOAL_NONE;
-        return true;
-    }
-    if (!node_number(c, node, &number))
-        return false;
-    const uint32_t literal = number * 2 + negative;
-    return intern(c, &literal, 1, &one) && schema_join(c, goal, one, out);
-}
 
 /* ---- references ------------------------------------------------------------------------------ */
 
@@ -299,21 +42,27 @@ static char *join_uri(const char *base, const char *reference) {
     return NULL;
 }
 
-static bool collect(struct schema_compiler *c, json_t *at, const char *base) {
+const char *const SCHEMA_REFERENCE[SCHEMA_REFERENCES] = {"$ref", "$dynamicRef", "$recursiveRef"};
+
+/* base: the innermost schema with an id around `at`, in c->ids, + 1; 0: none. */
+static bool collect(struct schema_compiler *c, json_t *at, uint32_t base) {
     const char *key, *id = json_is_object(at) ? id_of(at) : NULL;
     json_t *value;
     size_t i;
-    if (!schema_take(c, 4))
+    if (!schema_take(c, id ? 100 : 6))
         return false;
     if (id && *id != '#') {
-        char *whole = join_uri(base, id);
+        char *whole = join_uri(base ? c->ids[base - 1].id : NULL, id);
         json_t *kept = whole ? schema_make(c, json_string(whole)) : NULL;
         mem_free(whole);
         if (!kept || !ARRAY_GROW(c->ids, c->ids_cap, c->n_ids + 1))
-            return schema_no_memory(c);
-        base = json_string_value(kept);
-        c->ids[c->n_ids++] = (struct schema_id){base, at};
+            return schema_no_memory(c); /* an earlier failure stays */
+        c->ids[c->n_ids++] = (struct schema_id){json_string_value(kept), at};
+        base = (uint32_t)c->n_ids;
     }
+    for (i = 0; base && json_is_object(at) && i < SCHEMA_REFERENCES; i++)
+        if (json_object_get(at, SCHEMA_REFERENCE[i]) && !schema_refers(c, at, base - 1))
+            return false;
     json_object_foreach(at, key, value) {
         if (strcmp(key, "enum") != 0 && strcmp(key, "const") != 0 && !collect(c, value, base))
             return false;
@@ -323,31 +72,6 @@ static bool collect(struct schema_compiler *c, json_t *at, const char *base) {
             return false;
     }
     return true;
-}
-
-static bool contains_node(json_t *at, json_t *node) {
-    const char *key;
-    json_t *value;
-    size_t i;
-    if (at == node)
-        return true;
-    json_object_foreach(at, key, value) {
-        if (contains_node(value, node))
-            return true;
-    }
-    json_array_foreach(at, i, value) {
-        if (contains_node(value, node))
-            return true;
-    }
-    return false;
-}
-
-/* The innermost schema with an id around a node: ids are listed from the outside inwards. */
-static const struct schema_id *base_of(const struct schema_compiler *c, json_t *node) {
-    for (size_t i = c->n_ids; i-- > 0;)
-        if (contains_node(c->ids[i].node, node))
-            return &c->ids[i];
-    return NULL;
 }
 
 static int hex_of(char ch) {
@@ -386,12 +110,16 @@ static json_t *follow_pointer(json_t *at, const char *pointer) {
     return *pointer ? NULL : at;
 }
 
+enum { VISIT_STEPS = 20 }; /* for a look at a node's names */
+
 /* Within one resource: what has an id of its own is another. */
-static json_t *find_anchor(json_t *at, const char *name, bool inner) {
+static json_t *find_anchor(struct schema_compiler *c, json_t *at, const char *name, bool inner) {
     static const char *const WORDS[] = {"$anchor", "$dynamicAnchor"};
     const char *key, *id = json_is_object(at) ? id_of(at) : NULL;
     json_t *value, *found;
     size_t i;
+    if (!schema_take(c, VISIT_STEPS))
+        return NULL;
     for (i = 0; i < 2; i++) {
         const char *anchor = json_string_value(json_object_get(at, WORDS[i]));
         if (anchor && strcmp(anchor, name) == 0 && !(inner && id && *id != '#'))
@@ -402,37 +130,43 @@ static json_t *find_anchor(json_t *at, const char *name, bool inner) {
     if (inner && id && *id != '#')
         return NULL;
     json_object_foreach(at, key, value) {
-        if ((found = find_anchor(value, name, true)))
+        if ((found = find_anchor(c, value, name, true)))
             return found;
     }
     json_array_foreach(at, i, value) {
-        if ((found = find_anchor(value, name, true)))
+        if ((found = find_anchor(c, value, name, true)))
             return found;
     }
     return NULL;
 }
 
-static size_t count_dynamic(json_t *at, const char *name) {
+static size_t count_dynamic(struct schema_compiler *c, json_t *at, const char *name) {
     const char *key, *anchor = json_string_value(json_object_get(at, "$dynamicAnchor"));
     json_t *value;
     size_t i, n = anchor && strcmp(anchor, name) == 0;
+    if (!schema_take(c, VISIT_STEPS))
+        return 0;
     json_object_foreach(at, key, value) {
-        n += count_dynamic(value, name);
+        n += count_dynamic(c, value, name);
     }
     json_array_foreach(at, i, value) {
-        n += count_dynamic(value, name);
+        n += count_dynamic(c, value, name);
     }
     return n;
 }
 
 json_t *schema_resolve(struct schema_compiler *c, json_t *node, const char *keyword,
                        const char *reference) {
-    const struct schema_id *base = c->n_ids ? base_of(c, node) : NULL;
+    const struct schema_id *base = schema_base(c, node);
     const char *fragment = strchr(reference, '#');
     json_t *at = base ? base->node : c->root;
     if (fragment != reference) {
         char *whole = join_uri(base ? base->id : NULL, reference);
         at = NULL;
+        if (!schema_take(c, 2 * c->n_ids)) {
+            mem_free(whole);
+            return NULL;
+        }
         for (size_t i = 0; whole && !at && i < c->n_ids; i++) {
             const size_t n = strcspn(c->ids[i].id, "#");
             if (strlen(whole) == n && memcmp(whole, c->ids[i].id, n) == 0)
@@ -448,9 +182,9 @@ json_t *schema_resolve(struct schema_compiler *c, json_t *node, const char *keyw
     if (fragment && fragment[1] == '/')
         at = follow_pointer(at, fragment + 1);
     else if (fragment && fragment[1])
-        at = find_anchor(at, fragment + 1, false);
+        at = find_anchor(c, at, fragment + 1, false);
     if (strcmp(keyword, "$dynamicRef") == 0 && fragment &&
-        count_dynamic(c->root, fragment + 1) > 1) {
+        count_dynamic(c, c->root, fragment + 1) > 1) {
         schema_fail(c, KVASIR_ERR_UNSUPPORTED, node, keyword,
                     "which of several schemas it means depends on the way to it");
         return NULL;
@@ -467,11 +201,10 @@ json_t *schema_resolve(struct schema_compiler *c, json_t *node, const char *keyw
 bool schema_read(struct schema_compiler *c, struct text_span text) {
     struct language *l;
     struct numbers *n;
-    uint32_t any;
     c->made = json_array();
     if (!c->made)
         return schema_no_memory(c);
-    if (!schema_take(c, text.len / 4))
+    if (!schema_take(c, 4 * text.len))
         return false;
     if (json_load_request(text.data, text.len, JSON_ALLOW_NUL | JSON_DECODE_ANY, &c->root,
                           c->err)) {
@@ -496,9 +229,5 @@ bool schema_read(struct schema_compiler *c, struct text_span text) {
     status = numbers_any(c->b, &n, c->err);
     if (!(c->any_number = schema_numbers(c, status, n, c->root, "")))
         return false;
-    if (!intern(c, NULL, 0, &any) || !ARRAY_GROW(c->goals, c->goals_cap, 2u))
-        return schema_no_memory(c);
-    ASSERT(any == GOAL_ANY && c->n_goals == GOAL_NONE);
-    c->goals[c->n_goals++] = (struct schema_goal){.state = GOAL_DONE}; /* GOAL_NONE */
-    return collect(c, c->root, NULL);
+    return schema_goals_begin(c) && collect(c, c->root, 0);
 }

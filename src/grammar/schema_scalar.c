@@ -178,16 +178,13 @@ static bool string_sets(struct schema_compiler *c, json_t *node, const struct la
     *n = 0;
     if (pattern && !json_is_string(pattern))
         return schema_fail(c, KVASIR_ERR_ARGUMENT, node, "pattern", "is not a text");
-    if (pattern) {
-        const kvasir_status status = language_regex(c->b, schema_text(pattern), false, &l, c->err);
-        sets[(*n)++] = schema_language(c, status, status ? NULL : l, node, "pattern");
-    }
-    if (json_is_string(format) && !c->status) {
-        const uint64_t steps = c->b->steps;
-        const kvasir_status status = language_format(c->b, json_string_value(format), &l, c->err);
-        if (!status || steps - c->b->steps > 1000) /* an unknown one is an annotation */
-            sets[(*n)++] = schema_language(c, status, status ? NULL : l, node, "format");
-    }
+    if (pattern && !schema_strings(c, schema_text(pattern), false, node, "pattern", &sets[(*n)++]))
+        return false;
+    if (json_is_string(format) &&
+        !schema_strings(c, schema_text(format), true, node, "format", &sets[*n]))
+        return false;
+    if (json_is_string(format) && sets[*n])
+        ++*n;
     for (int end = 0; end < 2 && !c->status; end++) {
         const char *keyword = end ? "maxLength" : "minLength";
         uint32_t count;

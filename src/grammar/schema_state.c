@@ -37,6 +37,11 @@ static uint32_t items_after(const struct thread *t) {
     return t->plan->max == SCHEMA_UNBOUNDED ? SCHEMA_UNBOUNDED : t->plan->max - t->top.count - 1;
 }
 
+static bool item_fits(const struct thread *t, const struct schema_choice *choice) {
+    return t->plan->unique ? !is_seen(t, choice->counts)
+                           : counts_fit(t, choice->counts, items_after(t));
+}
+
 static bool class_fits(const struct thread *t, uint32_t i) {
     return fits(t, &t->plan->classes[i], SCHEMA_UNBOUNDED) &&
            language_start(t->plan->branch.classes[i].keys).state != 0;
@@ -55,7 +60,7 @@ static bool may_add_member(const struct thread *t) {
 static bool may_add_item(const struct thread *t) {
     const struct schema_choices *choices = item_choices(t);
     for (uint32_t i = 0; choices && i < choices->n; i++)
-        if (counts_fit(t, choices->all[i].counts, items_after(t)))
+        if (item_fits(t, &choices->all[i]))
             return true;
     return false;
 }
@@ -137,11 +142,9 @@ static bool begin_value(struct writing *w, const struct thread *t, enum schema_t
         (!item &&
          !members_after(t, t->head.leaf == LEAF_NAMED ? t->head.plan : SCHEMA_UNBOUNDED, &after)))
         return true;
-    if (item)
-        after = items_after(t);
     for (uint32_t i = 0; i < choices->n; i++) {
         struct thread made = *t;
-        if (!counts_fit(t, choices->all[i].counts, after))
+        if (item ? !item_fits(t, &choices->all[i]) : !counts_fit(t, choices->all[i].counts, after))
             continue;
         made.top.pending = (uint16_t)choices->all[i].counts;
         made.head.leaf = LEAF_NONE;

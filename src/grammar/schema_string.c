@@ -217,10 +217,8 @@ static bool end_key(struct reading *r, struct writing *w) {
         const size_t at = w->out->len;
         if (!write_thread(w, &t))
             return false;
-        if (t.head.leaf == LEAF_NAMED) {
-            char *seen = w->out->data + at + t.head.top + sizeof(struct frame);
-            seen[which / 8] = (char)(seen[which / 8] | 1 << which % 8);
-        }
+        if (t.head.leaf == LEAF_NAMED)
+            write_seen(w, &t, at, which);
     }
     return true;
 }

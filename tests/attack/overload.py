@@ -32,6 +32,16 @@ def many(before, item, n, after):
     return before + b",".join([item] * n) + after
 
 
+def schema(before, item, n, after):
+    start = b'{"messages":[{"role":"user","content":"a"}],"max_tokens":1,"response_format":'
+    start += b'{"type":"json_schema","json_schema":{"name":"n","schema":{'
+    return start + many(before, item, n, b"]" + after + b"}}}}")
+
+
+ANCHORS = b',"$defs":{' + b",".join(b'"d%d":{"$anchor":"b%d"}' % (i, i) for i in range(9000))
+ANCHORS += b',"a":{"$anchor":"a"}}'
+
+
 def bodies(scale):
     n = int(1000000 * scale)
     return {
@@ -50,6 +60,11 @@ def bodies(scale):
         ),
         "long text": (CHAT, b'{"messages":[{"role":"user","content":"' + b" a" * 15 * n + b'"}]}'),
         "letters": (TEXT, b'{"prompt":"' + os.urandom(15 * n).hex().encode() + b'"}'),
+        "schema of references": (CHAT, schema(b'"allOf":[', b'{"$ref":"#a"}', n // 100, ANCHORS)),
+        "schema of patterns": (
+            CHAT,
+            schema(b'"allOf":[', b'{"pattern":"^(a|b)*a(a|b){200}$"}', 3, b""),
+        ),
         "model": (TEXT, b'{"prompt":"a","stream":true,"model":"' + b"m" * 30 * n + b'"}'),
     }
 

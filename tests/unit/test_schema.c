@@ -191,6 +191,43 @@ static void test_arrays(void **state) {
     check_cases(CASES, sizeof CASES / sizeof *CASES);
 }
 
+/* Of an enum, each value once. */
+static void test_unique_items(void **state) {
+    (void)state;
+#define UNIQUE(rest) "{\"type\":\"array\",\"uniqueItems\":true," rest "}"
+    static const struct hand_case CASES[] = {
+        {UNIQUE("\"items\":{\"enum\":[\"a\",\"ab\",\"b\"]}"),
+         {"[]", "[\"ab\",\"a\"]", "[\"a\",\"b\",\"ab\"]", "[\"\\u0061\"]"},
+         {"[\"a\",\"a\"]", "[\"ab\",\"a\",\"\\u0061b\"]", "[\"a\",\"b\",\"ab\",", "[\"c\"]"}},
+        {UNIQUE("\"items\":{\"enum\":[1,1.0,10,true,null,\"1\",[1],[1.0],{\"x\":1},{\"x\":2}]}"),
+         {"[1,10,true,null,\"1\",[1],{\"x\":1},{\"x\":2}]", "[10,1.0]", "[[1],1]"},
+         {"[1,1.0]", "[[1],[1.0]]", "[{\"x\":1},{\"x\":1}]", "[true,1,true]"}},
+        {UNIQUE("\"items\":{\"type\":\"boolean\"},\"minItems\":2"),
+         {"[true,false]", "[false,true]"},
+         {"[true]", "[true,true]", "[true,false,"}},
+        {UNIQUE("\"items\":{\"oneOf\":[{\"const\":1},{\"type\":[\"null\",\"boolean\"]}]},"
+                "\"maxItems\":3"),
+         {"[1,null,false]", "[]"},
+         {"[null,null]", "[1,null,false,"}},
+        {UNIQUE("\"items\":{\"$ref\":\"#/$defs/v\"},\"$defs\":{\"v\":{\"enum\":[\"x\",\"yy\",3],"
+                "\"type\":\"string\"}}"),
+         {"[\"yy\",\"x\"]"},
+         {"[\"x\",\"x\"]", "[3]"}},
+        {UNIQUE("\"items\":{\"enum\":[[1],[2]]},\"minItems\":1"),
+         {"[[2],[1]]"},
+         {"[]", "[[1],[1]]"}},
+        /* two arrays at once, each with values of its own */
+        {"{\"items\":" UNIQUE("\"items\":{\"enum\":[1,2]}") ",\"type\":\"array\"}",
+         {"[[1,2],[1],[2,1]]"},
+         {"[[1,2],[1,1]]"}},
+        {"{\"allOf\":[" UNIQUE("\"maxItems\":5") ",{\"enum\":[[1,2],[3,3]]}]}",
+         {"[1,2]"},
+         {"[3,3]"}},
+        {UNIQUE("\"maxItems\":1"), {"[\"any\"]", "[]"}, {"[1,1]"}},
+    };
+    check_cases(CASES, sizeof CASES / sizeof *CASES);
+}
+
 static void test_combinators(void **state) {
     (void)state;
     static const struct hand_case CASES[] = {
@@ -233,6 +270,11 @@ static void test_what_is_refused(void **state) {
             "#/properties/a/type: there is no such type");
     refused("{\"properties\":{\"a\":{\"uniqueItems\":true}}}", KVASIR_ERR_UNSUPPORTED,
             "#/properties/a/uniqueItems: cannot be enforced");
+    refused("{\"uniqueItems\":true,\"items\":{\"type\":\"string\"}}", KVASIR_ERR_UNSUPPORTED,
+            "#/uniqueItems: cannot be enforced while an answer is written, unless all items");
+    refused(
+        "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[1,2,1.0]},\"minItems\":3}",
+        KVASIR_ERR_ARGUMENT, "no value");
     refused("{\"$ref\":\"http://example.org/x\"}", KVASIR_ERR_UNSUPPORTED,
             "#/$ref: refers to another document");
     refused("{\"$ref\":\"#/$defs/x\"}", KVASIR_ERR_ARGUMENT, "#/$ref: there is no schema");
@@ -380,10 +422,11 @@ static void test_official_suite(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),       cmocka_unit_test(test_objects),
-        cmocka_unit_test(test_canonical),    cmocka_unit_test(test_arrays),
-        cmocka_unit_test(test_combinators),  cmocka_unit_test(test_what_is_refused),
-        cmocka_unit_test(test_real_schemas), cmocka_unit_test(test_official_suite),
+        cmocka_unit_test(test_values),          cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_canonical),       cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_unique_items),    cmocka_unit_test(test_combinators),
+        cmocka_unit_test(test_what_is_refused), cmocka_unit_test(test_real_schemas),
+        cmocka_unit_test(test_official_suite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
