@@ -38,6 +38,10 @@ void api_answer_free(struct api_answer *a) {
     *a = (struct api_answer){0};
 }
 
+static bool keeps_tokens(const struct api_request *r) {
+    return r->engine.top_logprobs >= 0 || r->session.id;
+}
+
 /* Room for an answer of usual length, so that events need no allocation. */
 static bool reserve(struct api_choice *c, const struct api_request *request) {
     enum { TOKENS = 2048, TOKEN_BYTES = 8 };
@@ -48,8 +52,10 @@ static bool reserve(struct api_choice *c, const struct api_request *request) {
                  n = r->max_tokens && r->max_tokens < usual ? r->max_tokens : usual;
     if (!ARRAY_GROW(c->text, c->cap, n * TOKEN_BYTES))
         return false;
-    return r->top_logprobs < 0 || (ARRAY_GROW(c->tokens, c->tokens_cap, n) &&
-                                   ARRAY_GROW(c->top, c->top_cap, n * (size_t)r->top_logprobs));
+    return !keeps_tokens(request) ||
+           (ARRAY_GROW(c->tokens, c->tokens_cap, n) &&
+            ARRAY_GROW(c->top, c->top_cap,
+                       n * (size_t)(r->top_logprobs > 0 ? r->top_logprobs : 0)));
 }
 
 bool api_answer_init(struct api_answer *a, const struct api_request *request) {
@@ -75,12 +81,12 @@ static bool take_text(struct api_choice *c, const kvasir_event *e) {
     return true;
 }
 
-static bool take_token(struct api_choice *c, const kvasir_event *e, bool logprobs) {
-    size_t n = logprobs ? e->n_top : 0;
-    if (logprobs && (!ARRAY_GROW(c->tokens, c->tokens_cap, c->n_tokens + 1) ||
-                     !ARRAY_GROW(c->top, c->top_cap, c->n_top + n)))
+static bool take_token(struct api_choice *c, const kvasir_event *e, bool keeps) {
+    size_t n = keeps ? e->n_top : 0;
+    if (keeps && (!ARRAY_GROW(c->tokens, c->tokens_cap, c->n_tokens + 1) ||
+                  !ARRAY_GROW(c->top, c->top_cap, c->n_top + n)))
         return false;
-    if (logprobs)
+    if (keeps)
         c->tokens[c->n_tokens] = (struct api_token){e->token, e->logprob, (uint32_t)n};
     if (n)
         memcpy(c->top + c->n_top, e->top, n * sizeof *c->top);
@@ -135,7 +141,7 @@ void api_answer_event(struct api_answer *a, const kvasir_event *e) {
     a->cached_tokens = e->cached_tokens;
     bool good = true;
     if (e->kind == KVASIR_EVENT_TOKEN)
-        good = take_token(c, e, a->request->engine.top_logprobs >= 0);
+        good = take_token(c, e, keeps_tokens(a->request));
     if (e->kind == KVASIR_EVENT_PROMPT_TOKEN)
         good = api_echo_event(&a->prompts[e->choice / a->request->engine.n], e);
     if (e->kind == KVASIR_EVENT_TOKEN || e->kind == KVASIR_EVENT_DONE)

@@ -16,7 +16,7 @@ const char *api_stop_of(const struct api_request *r, const char *stop);
 struct api_choice {
     char *text; /* [len] */
     size_t len, cap;
-    struct api_token *tokens; /* [n_tokens]; only counted if no logprobs were requested */
+    struct api_token *tokens; /* [n_tokens]; only counted unless logprobs or a session need them */
     size_t n_tokens, tokens_cap;
     kvasir_token_logprob *top; /* [n_top]: n_top of each token, back to back */
     size_t n_top, top_cap;

@@ -13,6 +13,8 @@
 
 enum api_kind { API_CHAT, API_COMPLETIONS, API_EMBEDDINGS };
 
+struct api_request;
+
 /* Where responses are kept for requests that continue them; of one tenant. */
 struct responses_store {
     void *user;
@@ -22,6 +24,29 @@ struct responses_store {
     /* Keeps a response and the items that were new in its request. `previous`: the one before it;
      * NULL: none. It is not kept if there is no memory for it. */
     void (*keep)(void *user, const char *previous, json_t *input, json_t *response);
+};
+
+/* A session as a request needs it. Zeros may be freed (session_state_free, sessions.h). */
+struct session_state {
+    json_t *body;    /* object: of a chat its messages, and what else is kept of bodies */
+    int32_t *tokens; /* [n_tokens], mem_free: those of the last prompt and its answer */
+    size_t n_tokens;
+};
+/* Where sessions are kept; of one tenant and one request. */
+struct session_store {
+    void *user;
+    uint32_t max_ttl_s;
+    bool may_pin;
+    /* Whether one more may be made. False with *err. */
+    bool (*room)(void *user, struct api_error *err);
+    /* A session, which is this request's alone until its end. False with *err. */
+    bool (*take)(void *user, const char *id, struct session_state *out, struct api_error *err);
+    /* A new session of the request, whose prompt has been computed: as clients see it. NULL with
+     * *err. */
+    json_t *(*create)(void *user, const struct api_request *r, struct api_error *err);
+    /* The session that was taken is this from now on; NULL: there was no memory for it, and it is
+     * kept no longer. */
+    void (*save)(void *user, const struct session_state *now);
 };
 
 enum {
@@ -45,13 +70,15 @@ struct api_setup {
     bool all_control;                        /* default of "control_tokens": "all" */
     bool stream;                             /* "stream": true is allowed */
     const struct responses_store *responses; /* NULL: none are kept */
-    uint32_t max_prompts;                    /* of a request for completions; 0: 1 */
-    uint32_t width;                          /* of embeddings */
-    kvasir_pooling pooling;                  /* likewise */
-    uint32_t ctx;                            /* tokens of a prompt and its answer; 0: not known */
-    bool prompt_cache;                       /* "prompt_cache", the path of a file, is allowed */
-    bool strict_fields;                      /* unknown fields are refused */
-    bool clamp_tokens; /* an answer that is asked to be longer than fits becomes shorter */
+    const struct session_store *sessions;    /* likewise */
+    bool session_start;     /* the prompt is computed for a new session, and not answered */
+    uint32_t max_prompts;   /* of a request for completions; 0: 1 */
+    uint32_t width;         /* of embeddings */
+    kvasir_pooling pooling; /* likewise */
+    uint32_t ctx;           /* tokens of a prompt and its answer; 0: not known */
+    bool prompt_cache;      /* "prompt_cache", the path of a file, is allowed */
+    bool strict_fields;     /* unknown fields are refused */
+    bool clamp_tokens;      /* an answer that is asked to be longer than fits becomes shorter */
 };
 
 /* One of a request's prompts, and its request to the engine. */
@@ -105,7 +132,14 @@ struct api_request {
     /* Members of the answer that repeat the request's or comment on it; of /v1/responses also the
      * new items. */
     json_t *echo, *input;
-    bool store;                  /* the response is kept */
+    bool store; /* the response is kept */
+    struct api_session {
+        const char *id; /* that the request continues; NULL: none */
+        struct session_state state;
+        uint32_t ttl_s; /* of a new one; likewise: */
+        bool pin;
+        bool closed; /* its prompt ends with the last message, not with what begins an answer */
+    } session;
     json_t *warnings;            /* array of texts, for the answer; NULL: none */
     json_t *kept;                /* array: references to strings of the body that are used */
     struct api_prompts_run *run; /* of several prompts, from api_submit on */

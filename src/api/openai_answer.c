@@ -291,10 +291,7 @@ static bool parse_message(const struct api_answer *a, const char *id, uint32_t i
     return good;
 }
 
-/* {"role", "content": null if there are only calls, "refusal", "reasoning_content", "tool_calls"},
- * the last two if there are any; *calls: how many. */
-static json_t *message_json(const struct api_answer *a, const char *id, uint32_t i,
-                            uint32_t *calls) {
+json_t *openai_message(const struct api_answer *a, const char *id, uint32_t i, uint32_t *calls) {
     struct message m = {0};
     json_t *made = NULL;
     if (parse_message(a, id, i, &m)) {
@@ -348,7 +345,7 @@ static json_t *choice_json(const struct api_setup *setup, const struct api_answe
         return completion_json(setup, a, i);
     json_t *logprobs = openai_logprobs(setup, a->request, c, 0, NULL);
     uint32_t calls = 0;
-    json_t *message = message_json(a, id, i, &calls);
+    json_t *message = openai_message(a, id, i, &calls);
     return json_pack("{s:I, s:o, s:o, s:s}", "index", (json_int_t)i, "message", message, "logprobs",
                      logprobs, "finish_reason", openai_finish_reason(c->finish, calls));
 }

@@ -7,12 +7,13 @@
  *     completions  a text -> tokens, with BOS, control tokens recognised (as in vLLM and mlx-lm);
  *                  token ids -> as they are; with "suffix": fim.h
  *
- * With a prompt-cache file there is no BOS, since the prompt continues the file's.
+ * With a prompt-cache file or a text's session there is no BOS, since the prompt continues it.
  */
 #include "api/api_fields.h"
 #include "api/api_prompts.h"
 #include "api/fim.h"
 #include "api/openai_internal.h"
+#include "api/sessions.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,7 +79,7 @@ static bool set_answer(const struct api_setup *setup, const char *prompt, size_t
 
 static bool read_chat(const struct api_setup *setup, json_t *body, struct api_request *r,
                       struct api_error *err) {
-    const struct openai_chat_shape shape = {.begins_answer = !r->continues,
+    const struct openai_chat_shape shape = {.begins_answer = !r->continues && !r->session.closed,
                                             .continues = r->continues,
                                             .after_file = r->prompt_cache != NULL};
     char *text, *authors = NULL;
@@ -113,12 +114,13 @@ bool openai_read(const struct api_setup *setup, enum api_kind api, struct api_bo
                  struct api_request *out, struct api_error *err) {
     struct api_request r = {.api = api, .engine = kvasir_request_defaults(), .kept = json_array()};
     bool good = r.kept || api_no_memory(err);
-    good = good && read_suffix(setup, api, body, err) && openai_read_fields(setup, body, &r, err);
+    good = good && sessions_begin(setup, api, body, &r, err) &&
+           read_suffix(setup, api, body, err) && openai_read_fields(setup, body, &r, err);
     if (good)
         good = api == API_CHAT
                    ? read_chat(setup, body->members, &r, err)
                    : read_prompts(setup, body, &r, err) && constraint_apply_plain(&r, err);
-    good = good && constraint_compile(setup, &r, err);
+    good = good && sessions_extend(&r, err) && constraint_compile(setup, &r, err);
     if (good)
         *out = r;
     else {

@@ -153,11 +153,16 @@ static const struct option OPTIONS[] = {
     {.name = "--response-memory-mb", .value = "N", .kind = OPTION_U64, .min = 1, .max = 1 << 20,
      ROW(response_mib),
      .help = "memory, in MiB, for answers of /v1/responses that later requests continue by their "
-             "id; part of --request-memory-mb. The oldest leave first"},
+             "id, and as much for sessions; part of --request-memory-mb. The oldest answers leave "
+             "first; sessions that do not fit are refused"},
     {.name = "--response-ttl", .value = "S", .kind = OPTION_U32, .max = 365 * 86400,
      ROW(server.response_ttl_s),
      .help = "seconds that an answer of /v1/responses is kept after its last use; 0: none are "
              "kept"},
+    {.name = "--session-ttl", .value = "S", .kind = OPTION_U32, .max = 365 * 86400,
+     ROW(server.session_ttl_s),
+     .help = "seconds that a session (/v1/sessions) lives after its last use, at most; 0: there "
+             "are none"},
     SECONDS_ROW("--keepalive", server.keepalive_s,
                 "seconds between keep-alive comments in a stream that has nothing else to send"),
     {.name = "--drain-timeout", .value = "S", .kind = OPTION_U32, .max = 86400, .initial = "30",
