@@ -117,6 +117,16 @@ static const struct api_field FIELDS[] = {
     REFUSED("chat_template", NULL),
     REFUSED("add_special_tokens", NULL),
     REFUSED("truncate_prompt_tokens", NULL),
+    /* of embeddings and reranking */
+    REFUSED("normalize", "[true]"),
+    REFUSED("normalized", "[true]"),
+    REFUSED("embed_dtype", "[\"float32\"]"),
+    REFUSED("embedding_type", "[\"float\"]"),
+    REFUSED("endianness", "[\"little\", \"native\"]"),
+    REFUSED("late_chunking", "[false]"),
+    REFUSED("max_tokens_per_doc", NULL),
+    REFUSED("max_chunks_per_doc", NULL),
+    REFUSED("rank_fields", "[[\"text\"], []]"),
     REFUSED("prompt_embeds", NULL),
     REFUSED("specprefill", "[false]"),
     REFUSED("skip_special_tokens", "[true]"),
@@ -287,6 +297,13 @@ static const char *const OFTEN[] = {
     "cache_salt",
     "previous_response_id",
     "truncation",
+    "session",
+    "dimensions",
+    "encoding_format",
+    "query",
+    "documents",
+    "top_n",
+    "return_documents",
 };
 
 /* As many bytes of valid UTF-8 as there is room for, at a character's end. */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/api_fields.h"
 #include "api/api_prompts.h"
 #include "api/ollama.h"
 #include "api/openai_internal.h"
@@ -14,10 +15,11 @@ enum { INPUTS_MAX = 2048 }; /* as at OpenAI */
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static bool read_common(const struct api_setup *setup, json_t *body, struct api_request *r,
-                        struct api_error *err) {
-    if (api_get(body, "truncate_prompt_tokens"))
-        return api_refuse(err, "truncate_prompt_tokens", "is not supported");
+static bool read_common(const struct api_setup *setup, const struct api_body *from,
+                        struct api_request *r, struct api_error *err) {
+    json_t *body = from->members;
+    if (!api_fields_check(body, err) || !api_fields_warn(setup, from, r, err))
+        return false;
     if (setup->pooling == KVASIR_POOLING_NONE)
         return api_refuse(err, "model", "its embeddings are pooled in a way that is not supported");
     r->engine.embed = setup->pooling;
@@ -39,7 +41,7 @@ static bool read_encoding(json_t *body, struct api_request *r, struct api_error 
 static bool read_embeddings(const struct api_setup *setup, struct api_body *body,
                             struct api_request *r, struct api_error *err) {
     json_int_t dimensions = setup->width;
-    if (!read_common(setup, body->members, r, err) ||
+    if (!read_common(setup, body, r, err) ||
         !api_whole(body->members, "dimensions", 1, setup->width, &dimensions, err) ||
         !read_encoding(body->members, r, err))
         return false;
@@ -51,7 +53,7 @@ static bool read_embeddings(const struct api_setup *setup, struct api_body *body
 static bool read_ollama_embed(const struct api_setup *setup, struct api_body *body,
                               struct api_request *r, struct api_error *err) {
     json_int_t dimensions = setup->width;
-    if (!read_common(setup, body->members, r, err) ||
+    if (!read_common(setup, body, r, err) ||
         !api_whole(body->members, "dimensions", 1, setup->width, &dimensions, err))
         return false;
     r->embed.dimensions = (uint32_t)dimensions;
@@ -60,8 +62,7 @@ static bool read_ollama_embed(const struct api_setup *setup, struct api_body *bo
 
 static bool read_ollama_embeddings(const struct api_setup *setup, struct api_body *body,
                                    struct api_request *r, struct api_error *err) {
-    return read_common(setup, body->members, r, err) &&
-           api_prompts_read(setup, body, "prompt", 1, r, err);
+    return read_common(setup, body, r, err) && api_prompts_read(setup, body, "prompt", 1, r, err);
 }
 
 /* A text, or {"text": ...}: the text, in *out. */
@@ -89,7 +90,7 @@ static bool read_rerank(const struct api_setup *setup, struct api_body *body, st
     const size_t n = json_array_size(documents);
     const struct api_path query_path = {.text = "query"};
     json_int_t top_n = INPUTS_MAX;
-    if (!read_common(setup, body->members, r, err) ||
+    if (!read_common(setup, body, r, err) ||
         !api_whole(body->members, "top_n", 1, INT32_MAX, &top_n, err) ||
         !api_flag(body->members, "return_documents", &r->embed.returns_documents, err))
         return false;
@@ -144,8 +145,17 @@ static bool rerank_read(const struct api_setup *setup, struct api_body *body,
 }
 
 static enum api_want embeddings_wants(const char *name, size_t len, const char **known) {
-    static const char *const TREES[] = {
-        "model", "cache_salt", "encoding_format", "dimensions", "truncate_prompt_tokens", NULL};
+    static const char *const TREES[] = {"model", "cache_salt", "encoding_format", "dimensions",
+                                        NULL};
+    static const char *const INPUT[] = {"input", NULL};
+    static const struct api_names LISTS[] = {{API_TREE, TREES}, {API_PROMPT, INPUT}};
+    return api_want_of(LISTS, 2, name, len, known);
+}
+
+/* Of /api/embed. */
+static enum api_want embed_wants(const char *name, size_t len, const char **known) {
+    static const char *const TREES[] = {"model",   "cache_salt", "dimensions",
+                                        "options", "truncate",   NULL};
     static const char *const INPUT[] = {"input", NULL};
     static const struct api_names LISTS[] = {{API_TREE, TREES}, {API_PROMPT, INPUT}};
     return api_want_of(LISTS, 2, name, len, known);
@@ -153,21 +163,15 @@ static enum api_want embeddings_wants(const char *name, size_t len, const char *
 
 /* Of /api/embeddings. */
 static enum api_want prompt_wants(const char *name, size_t len, const char **known) {
-    static const char *const TREES[] = {"model", "cache_salt", "truncate_prompt_tokens", NULL};
+    static const char *const TREES[] = {"model", "cache_salt", "options", "truncate", NULL};
     static const char *const PROMPT[] = {"prompt", NULL};
     static const struct api_names LISTS[] = {{API_TREE, TREES}, {API_PROMPT, PROMPT}};
     return api_want_of(LISTS, 2, name, len, known);
 }
 
 static enum api_want rerank_wants(const char *name, size_t len, const char **known) {
-    static const char *const TREES[] = {"model",
-                                        "cache_salt",
-                                        "query",
-                                        "documents",
-                                        "top_n",
-                                        "return_documents",
-                                        "truncate_prompt_tokens",
-                                        NULL};
+    static const char *const TREES[] = {"model", "cache_salt",       "query", "documents",
+                                        "top_n", "return_documents", NULL};
     static const struct api_names LISTS[] = {{API_TREE, TREES}};
     return api_want_of(LISTS, 1, name, len, known);
 }
@@ -222,8 +226,9 @@ static json_t *usage_json(const struct api_answer *a) {
 }
 
 /* Takes body. */
-static json_t *body_of(json_t *body, bool good, struct api_error *err) {
-    if (good && body)
+static json_t *body_of(json_t *body, const struct api_request *r, bool good,
+                       struct api_error *err) {
+    if (good && body && api_answer_warn(body, r))
         return body;
     json_decref(body);
     (void)api_no_memory(err);
@@ -248,7 +253,7 @@ static json_t *embeddings_body(const struct api_answer *a, const struct protocol
     }
     return body_of(json_pack("{s:s, s:o, s:s, s:o}", "object", "list", "data", list, "model",
                              c->request->model, "usage", usage_json(a)),
-                   good, err);
+                   c->request, good, err);
 }
 
 /* [[...], ...], of ollama's /api/embed. */
@@ -266,7 +271,7 @@ static json_t *ollama_embed_body(const struct api_answer *a, const struct protoc
     }
     return body_of(json_pack("{s:s, s:o, s:I}", "model", c->request->model, "embeddings", list,
                              "prompt_eval_count", (json_int_t)a->prompt_tokens),
-                   good, err);
+                   c->request, good, err);
 }
 
 /* Of /api/embeddings, for one text. */
@@ -275,7 +280,7 @@ static json_t *ollama_embeddings_body(const struct api_answer *a, const struct p
     if (!api_answer_good(a, err))
         return NULL;
     json_t *values = floats_json(a->choices[0].embedding, c->request->embed.width);
-    return body_of(json_pack("{s:o}", "embedding", values), true, err);
+    return body_of(json_pack("{s:o}", "embedding", values), c->request, true, err);
 }
 
 struct ranked {
@@ -327,7 +332,7 @@ static json_t *rerank_body(const struct api_answer *a, const struct protocol_con
     mem_free(ranked);
     return body_of(json_pack("{s:s, s:s, s:o, s:o}", "id", c->id, "model", r->model, "results",
                              list, "usage", usage_json(a)),
-                   good, err);
+                   c->request, good, err);
 }
 
 /* There are no streams: requests never have `stream`. */
@@ -354,7 +359,7 @@ const struct protocol PROTOCOL_RERANK = {.name = "rerank",
 const struct protocol PROTOCOL_OLLAMA_EMBED = {.name = "ollama_embed",
                                                .id_prefix = "embd-",
                                                .prompt_field = "input",
-                                               .wants = embeddings_wants,
+                                               .wants = embed_wants,
                                                .read = ollama_embed_read,
                                                .body = ollama_embed_body,
                                                .error = ollama_error_json,

@@ -19,16 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool openai_kind_of(const char *url, enum api_kind *api) {
-    if (strcmp(url, "/v1/chat/completions") == 0)
-        *api = API_CHAT;
-    else if (strcmp(url, "/v1/completions") == 0)
-        *api = API_COMPLETIONS;
-    else
-        return false;
-    return true;
-}
-
 /* ---- completions ----------------------------------------------------------------------------- */
 
 static bool read_prompts(const struct api_setup *setup, struct api_body *body,

@@ -317,6 +317,48 @@ static void refused(const char *path, const char *body, const char *param, const
     free(a.body);
 }
 
+#define MORE ",\"frob\":1,\"dimension\":4,\"user\":\"u\",\"normalize\":true}"
+
+/* Every route's body, with fields that nobody knows, and with some that change nothing. */
+static const struct {
+    const char *path, *body;
+} UNKNOWN[] = {{"/v1/embeddings", "{\"input\":\"a\"" MORE},
+               {"/v1/rerank", "{\"query\":\"a\",\"documents\":[\"b\"]" MORE},
+               {"/api/embed", "{\"input\":\"a\",\"truncate\":true,\"keep_alive\":\"5m\"" MORE},
+               {"/api/embeddings", "{\"prompt\":\"a\",\"options\":{\"num_ctx\":5}" MORE}};
+
+static void test_unknown_fields(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof UNKNOWN / sizeof *UNKNOWN; i++) {
+        json_t *a = answer(UNKNOWN[i].path, UNKNOWN[i].body);
+        json_t *warnings = json_object_get(a, "warnings");
+        assert_int_equal(json_array_size(warnings), 2);
+        assert_string_equal(json_string_value(json_array_get(warnings, 0)),
+                            "frob: unknown field, ignored");
+        json_decref(a);
+    }
+    json_t *a = answer(EMBEDDINGS, "{\"input\":\"a\",\"dimension\":4}");
+    assert_string_equal(json_string_value(json_array_get(json_object_get(a, "warnings"), 0)),
+                        "dimension: unknown field, ignored; did you mean \"dimensions\"?");
+    json_decref(a);
+    a = answer(EMBEDDINGS, "{\"input\":\"a\",\"user\":\"u\"}");
+    assert_null(json_object_get(a, "warnings"));
+    json_decref(a);
+}
+
+static void test_strict_fields(void **state) {
+    end(state);
+    tiny_server_init(&tiny);
+    tiny.options.strict_fields = true;
+    tiny_server_open(&tiny);
+    for (size_t i = 0; i < sizeof UNKNOWN / sizeof *UNKNOWN; i++) {
+        struct client_answer a = ask(UNKNOWN[i].path, UNKNOWN[i].body);
+        assert_int_equal(a.status, 400);
+        assert_non_null(strstr(a.body, "frob: unknown field"));
+        free(a.body);
+    }
+}
+
 static void test_refusals(void **state) {
     char body[1024] = "{\"input\":[\"x\",\"";
     (void)state;
@@ -332,6 +374,9 @@ static void test_refusals(void **state) {
             "must be");
     refused(EMBEDDINGS, "{\"input\":\"a\",\"truncate_prompt_tokens\":5}", "truncate_prompt_tokens",
             "not supported");
+    refused(EMBEDDINGS, "{\"input\":\"a\",\"normalize\":false}", "normalize", "only true is");
+    refused(RERANK, "{\"query\":\"a\",\"documents\":[\"b\"],\"max_tokens_per_doc\":9}",
+            "max_tokens_per_doc", "not supported");
     refused(EMBEDDINGS, "{\"input\":\"a\",\"model\":5}", "model", "is a number");
     refused(RERANK, "{\"documents\":[\"a\"]}", "query", "missing");
     refused(RERANK, "{\"query\":\"a\"}", "documents", "missing");
@@ -351,7 +396,8 @@ int main(void) {
         cmocka_unit_test(test_dimensions),     cmocka_unit_test(test_base64),
         cmocka_unit_test(test_stores_nothing), cmocka_unit_test(test_pooling),
         cmocka_unit_test(test_ollama),         cmocka_unit_test(test_rerank),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_unknown_fields),
+        cmocka_unit_test(test_strict_fields),
     };
     return cmocka_run_group_tests(tests, make, end);
 }

@@ -586,15 +586,8 @@ static void test_refused(void **state) {
     }
 }
 
-static void test_urls_and_errors(void **state) {
+static void test_errors(void **state) {
     (void)state;
-    enum api_kind api;
-    assert_true(openai_kind_of("/v1/chat/completions", &api) && api == API_CHAT);
-    assert_true(openai_kind_of("/v1/completions", &api) && api == API_COMPLETIONS);
-    assert_false(openai_kind_of("/v1/completions/", &api));
-    assert_false(openai_kind_of("/v1/embeddings", &api));
-    assert_false(openai_kind_of("", &api));
-
     static const struct {
         kvasir_status code;
         int status;
@@ -653,7 +646,7 @@ int main(void) {
         cmocka_unit_test(test_stream),          cmocka_unit_test(test_stops),
         cmocka_unit_test(test_logprobs),        cmocka_unit_test(test_sampling),
         cmocka_unit_test(test_bias_and_xtc),    cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_urls_and_errors),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
