@@ -82,7 +82,7 @@ typedef enum kvasir_event_kind {
     KVASIR_EVENT_TOKEN,    /* of one choice */
     KVASIR_EVENT_DONE,     /* one choice is complete, or the request failed */
     /* With prompt_logprobs, between START and the first TOKEN: one for each token of the prompt but
-     * the first, in order; token, logprob and top are set */
+     * the first, in order; token, logprob, rank and top are set */
     KVASIR_EVENT_PROMPT_TOKEN,
 } kvasir_event_kind;
 
@@ -157,6 +157,7 @@ typedef struct kvasir_event {
     int32_t other_token;
     const float *embedding; /* DONE: [n_embedding], of length 1; NULL: none was asked for */
     size_t n_embedding;
+    uint32_t rank; /* PROMPT_TOKEN: so many tokens are at least as likely, itself counted */
 } kvasir_event;
 /* Called on the engine's thread, which waits meanwhile: copy what is needed and return. It may call
  * kvasir_engine_cancel, but not submit or destroy. */

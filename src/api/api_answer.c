@@ -31,7 +31,7 @@ void api_choice_free(struct api_choice *c) {
 void api_answer_free(struct api_answer *a) {
     for (uint32_t i = 0; a->choices && i < api_choices(a->request); i++)
         api_choice_free(&a->choices[i]);
-    for (uint32_t i = 0; a->prompts && i < a->request->n_prompts; i++)
+    for (uint32_t i = 0; i < a->n_prompts; i++)
         api_choice_free(&a->prompts[i]);
     free(a->choices);
     free(a->prompts);
@@ -61,9 +61,11 @@ static bool reserve(struct api_choice *c, const struct api_request *request) {
 bool api_answer_init(struct api_answer *a, const struct api_request *request) {
     *a = (struct api_answer){.request = request};
     a->choices = calloc(api_choices(request), sizeof *a->choices);
-    a->prompts = request->echoes ? calloc(request->n_prompts, sizeof *a->prompts) : NULL;
-    bool good = a->choices && (a->prompts || !request->echoes);
-    for (uint32_t i = 0; good && request->echoes && i < request->n_prompts; i++)
+    const uint32_t n = request->echoes || request->scores ? api_prompt_count(request) : 0;
+    a->prompts = n ? calloc(n, sizeof *a->prompts) : NULL;
+    a->n_prompts = a->prompts ? n : 0;
+    bool good = a->choices && a->n_prompts == n;
+    for (uint32_t i = 0; good && i < n; i++)
         good = api_echo_reserve(&a->prompts[i], request, i);
     for (uint32_t i = 0; good && i < api_choices(request); i++)
         good = reserve(&a->choices[i], request);
@@ -87,7 +89,7 @@ static bool take_token(struct api_choice *c, const kvasir_event *e, bool keeps) 
                   !ARRAY_GROW(c->top, c->top_cap, c->n_top + n)))
         return false;
     if (keeps)
-        c->tokens[c->n_tokens] = (struct api_token){e->token, e->logprob, (uint32_t)n};
+        c->tokens[c->n_tokens] = api_token_of(e);
     if (n)
         memcpy(c->top + c->n_top, e->top, n * sizeof *c->top);
     c->n_top += n;
@@ -96,9 +98,10 @@ static bool take_token(struct api_choice *c, const kvasir_event *e, bool keeps) 
 }
 
 bool api_echo_reserve(struct api_choice *c, const struct api_request *r, uint32_t prompt) {
-    const size_t n = r->engine.top_logprobs < 0 ? 0 : r->prompts[prompt].n_tokens;
+    const int32_t top = r->engine.prompt_logprobs;
+    const size_t n = top < 0 ? 0 : r->n_prompts ? r->prompts[prompt].n_tokens : r->engine.n_tokens;
     return ARRAY_GROW(c->tokens, c->tokens_cap, n) &&
-           ARRAY_GROW(c->top, c->top_cap, n * (size_t)r->engine.top_logprobs);
+           ARRAY_GROW(c->top, c->top_cap, n * (size_t)top);
 }
 
 bool api_echo_event(struct api_choice *c, const kvasir_event *e) {
@@ -107,9 +110,9 @@ bool api_echo_event(struct api_choice *c, const kvasir_event *e) {
 
 size_t api_answer_bytes(const struct api_answer *a) {
     enum { TOKEN = 64, FLOAT = 16 };
-    const uint32_t n = api_choices(a->request), echoed = a->prompts ? a->request->n_prompts : 0;
+    const uint32_t n = api_choices(a->request);
     size_t bytes = 0;
-    for (uint32_t i = 0; i < n + echoed; i++) {
+    for (uint32_t i = 0; i < n + a->n_prompts; i++) {
         const struct api_choice *c = i < n ? &a->choices[i] : &a->prompts[i - n];
         bytes += c->len + FLOAT * a->request->embed.width +
                  TOKEN * (c->n_top + (c->tokens ? c->n_tokens : 0));

@@ -9,7 +9,11 @@ struct api_token {
     int32_t token;
     float logprob;
     uint32_t n_top;
+    uint32_t rank; /* of a prompt's token */
 };
+static inline struct api_token api_token_of(const kvasir_event *e) {
+    return (struct api_token){e->token, e->logprob, (uint32_t)e->n_top, e->rank};
+}
 /* An event's stop text, as the request's own copy of it. NULL: none. */
 const char *api_stop_of(const struct api_request *r, const char *stop);
 
@@ -29,9 +33,10 @@ struct api_choice {
 struct api_answer {
     const struct api_request *request; /* borrowed */
     struct api_choice *choices;        /* [api_choices(request)] */
-    /* [request->n_prompts] of echoed prompts: the tokens after the first, with their
-     * log-probabilities. NULL: they are not echoed. */
+    /* [n_prompts] of those that are echoed or scored: the tokens after the first, with their
+     * log-probabilities. NULL: they are neither. */
     struct api_choice *prompts;
+    uint32_t n_prompts;
     uint32_t prompt_tokens, cached_tokens;
     bool complete;      /* the last event came */
     bool cancelled;     /* a choice was cancelled */

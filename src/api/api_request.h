@@ -109,6 +109,7 @@ struct api_request {
     } embed;
     bool stream, include_usage;
     bool echoes;      /* of completions: an answer begins with its prompt */
+    bool scores;      /* the answer has the log-probabilities of the prompt's tokens beside it */
     bool all_control; /* of a chat: names of control tokens become tokens whoever wrote them */
     bool continues;   /* the answer continues the last message without repeating its text */
     /* Of a chat: how its answers are parsed, without the seed. All is content if the setup has no
@@ -145,9 +146,12 @@ struct api_request {
     struct api_prompts_run *run; /* of several prompts, from api_submit on */
 };
 void api_request_free(struct api_request *r);
+static inline uint32_t api_prompt_count(const struct api_request *r) {
+    return r->n_prompts ? r->n_prompts : 1;
+}
 /* Of all prompts. */
 static inline uint32_t api_choices(const struct api_request *r) {
-    return r->engine.n * (r->n_prompts ? r->n_prompts : 1);
+    return r->engine.n * api_prompt_count(r);
 }
 /* Submits it. Several prompts are several requests to the engine, whose events come as those of
  * one: choice i of prompt p is choice p * n + i, figures are sums over the prompts that have begun.

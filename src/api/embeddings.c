@@ -18,7 +18,7 @@ enum { INPUTS_MAX = 2048 }; /* as at OpenAI */
 static bool read_common(const struct api_setup *setup, const struct api_body *from,
                         struct api_request *r, struct api_error *err) {
     json_t *body = from->members;
-    if (!api_fields_check(body, err) || !api_fields_warn(setup, from, r, err))
+    if (!api_fields_check(body, NULL, err) || !api_fields_warn(setup, from, r, err))
         return false;
     if (setup->pooling == KVASIR_POOLING_NONE)
         return api_refuse(err, "model", "its embeddings are pooled in a way that is not supported");

@@ -132,7 +132,7 @@ static bool begin_choice(struct openai_stream *s, struct chunk_choice *c) {
 }
 
 static bool set_logprobs(struct openai_stream *s, const kvasir_event *e, size_t offset) {
-    struct api_token token = {e->token, e->logprob, (uint32_t)e->n_top};
+    struct api_token token = api_token_of(e);
     const struct api_choice c = {
         .tokens = &token, .n_tokens = 1, .top = (kvasir_token_logprob *)e->top, .n_top = e->n_top};
     if (e->kind != KVASIR_EVENT_TOKEN || s->c.request->engine.top_logprobs < 0)

@@ -68,6 +68,7 @@ bool rows_take(struct choice *c, uint32_t position, kvasir_event *event) {
         return false;
     const uint32_t most = (uint32_t)c->request->r.prompt_logprobs;
     event->token = c->task.tokens[position + 1];
+    event->rank = sampler_rank(e->logits, vocab, event->token);
     event->n_top = most < vocab ? most : vocab;
     event->top = e->top;
     sampler_logprobs(e->logits, vocab, event->token, (uint32_t)event->n_top, &event->logprob,

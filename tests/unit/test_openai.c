@@ -564,7 +564,6 @@ static void test_refused(void **state) {
         {"skip_special_tokens", "false", "true"},
         {"include_stop_str_in_output", "true", "false"},
         {"truncate_prompt_tokens", "5", "null"},
-        {"prompt_logprobs", "1", "null"},
         {"prompt_embeds", "\"x\"", "null"},
         {"min_tokens", "4", "0"},
         {"use_beam_search", "true", "false"},
@@ -638,14 +637,14 @@ static void test_errors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_prompts),         cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_tools),           cmocka_unit_test(test_reasoning_messages),
-        cmocka_unit_test(test_control_tokens),  cmocka_unit_test(test_template_variables),
-        cmocka_unit_test(test_prompt_cache),    cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_limits),          cmocka_unit_test(test_response_format),
-        cmocka_unit_test(test_stream),          cmocka_unit_test(test_stops),
-        cmocka_unit_test(test_logprobs),        cmocka_unit_test(test_sampling),
-        cmocka_unit_test(test_bias_and_xtc),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_prompts),        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_tools),          cmocka_unit_test(test_reasoning_messages),
+        cmocka_unit_test(test_control_tokens), cmocka_unit_test(test_template_variables),
+        cmocka_unit_test(test_prompt_cache),   cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_limits),         cmocka_unit_test(test_response_format),
+        cmocka_unit_test(test_stream),         cmocka_unit_test(test_stops),
+        cmocka_unit_test(test_logprobs),       cmocka_unit_test(test_sampling),
+        cmocka_unit_test(test_bias_and_xtc),   cmocka_unit_test(test_refused),
         cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

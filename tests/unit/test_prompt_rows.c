@@ -57,7 +57,7 @@ struct rows {
     int32_t tokens[LENGTH];
     float logprobs[LENGTH];
     kvasir_token_logprob top[LENGTH][TOP];
-    uint32_t n, cached, answered;
+    uint32_t ranks[LENGTH], n, cached, answered;
     float embedding[WIDTH];
     size_t n_embedding;
     kvasir_finish finish;
@@ -72,6 +72,7 @@ static void on_event(void *user, const kvasir_event *e) {
     if (e->kind == KVASIR_EVENT_PROMPT_TOKEN && r->n < LENGTH) {
         r->tokens[r->n] = e->token;
         r->logprobs[r->n] = e->logprob;
+        r->ranks[r->n] = e->rank;
         for (size_t i = 0; i < e->n_top && i < TOP; i++)
             r->top[r->n][i] = e->top[i];
         r->n++;
@@ -145,6 +146,10 @@ static void expect_logprobs(const kvasir_model *model, const kvasir_context_opti
         assert_int_equal(r->tokens[i], prompt[p][i + 1]);
         assert_memory_equal(&r->logprobs[i], &logprob, sizeof logprob);
         assert_memory_equal(r->top[i], top, sizeof top);
+        uint32_t rank = 0;
+        for (int k = 0; k < VOCAB; k++)
+            rank += alone_logits[i][k] >= alone_logits[i][prompt[p][i + 1]];
+        assert_int_equal(r->ranks[i], rank);
     }
 }
 
