@@ -158,6 +158,8 @@ typedef struct kvasir_event {
     const float *embedding; /* DONE: [n_embedding], of length 1; NULL: none was asked for */
     size_t n_embedding;
     uint32_t rank; /* PROMPT_TOKEN: so many tokens are at least as likely, itself counted */
+    const float *asked_logprobs; /* DONE: [n_asked], of asked_tokens */
+    size_t n_asked;
 } kvasir_event;
 /* Called on the engine's thread, which waits meanwhile: copy what is needed and return. It may call
  * kvasir_engine_cancel, but not submit or destroy. */
@@ -229,6 +231,10 @@ typedef struct kvasir_request {
      * scaled to length 1. With KVASIR_POOLING_MEAN, again, all of the prompt is evaluated. Only
      * with n 1; not together with prompt_logprobs, grammar and prompt_cache. */
     kvasir_pooling embed;
+    /* The log-probabilities that these tokens have after the prompt, and no answer; copied, at most
+     * KVASIR_TOP_LOGPROBS_MAX. Only with n 1; not together with embed and grammar. */
+    const int32_t *asked_tokens;
+    size_t n_asked_tokens;
 } kvasir_request;
 KVASIR_API void kvasir_request_init(kvasir_request *request, size_t struct_size,
                                     size_t sampling_size);

@@ -24,6 +24,7 @@
 #include "api/ollama.h"
 #include "api/openai.h"
 #include "api/protocol.h"
+#include "api/rerank.h"
 #include "api/responses.h"
 #include "api/sessions.h"
 #include "api/text_endpoints.h"

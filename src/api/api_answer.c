@@ -151,6 +151,10 @@ void api_answer_event(struct api_answer *a, const kvasir_event *e) {
         good = good && take_text(c, e);
     if (!good)
         set_failed(a, NULL);
+    if (e->kind == KVASIR_EVENT_DONE && e->asked_logprobs) {
+        ASSERT(e->n_asked * sizeof *c->asked <= sizeof c->asked);
+        memcpy(c->asked, e->asked_logprobs, e->n_asked * sizeof *c->asked);
+    }
     if (e->kind == KVASIR_EVENT_DONE && e->embedding) {
         ASSERT(e->n_embedding == a->request->embed.width && c->embedding);
         memcpy(c->embedding, e->embedding, e->n_embedding * sizeof *c->embedding);

@@ -26,6 +26,7 @@ struct api_choice {
     size_t n_top, top_cap;
     float *embedding; /* [request->embed.width] once it is complete */
     size_t embedding_cap;
+    float asked[2]; /* of request->engine.asked_tokens */
     kvasir_finish finish;
     const char *stop; /* the stop text that ended it, one of the request's; NULL: none */
 };

@@ -51,6 +51,13 @@ bool api_prompts_add_text(const struct api_setup *setup, const char *path, const
     return add(r, path, p, err);
 }
 
+bool api_prompts_add_ids(const char *path, const char *text, size_t len, int32_t *ids, size_t n,
+                         struct api_request *r, struct api_error *err) {
+    const struct api_prompt p = {
+        .text = text, .len = len, .tokens = ids, .n_tokens = n, .tokenized = ids};
+    return add(r, path, p, err);
+}
+
 /* "prompt", or "prompt[3]" of an array. */
 static void set_path(char path[API_PROMPT_PATH_MAX], const char *name, bool array, size_t i) {
     snprintf(path, API_PROMPT_PATH_MAX, array ? "%.16s[%zu]" : "%.16s", name, i);

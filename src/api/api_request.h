@@ -54,6 +54,9 @@ enum {
     API_PROMPT_PATH_MAX = 40
 };
 
+/* How documents are ranked: by embeddings, or by asking the model (rerank.h). */
+enum rerank_form { RERANK_COSINE, RERANK_YES_NO };
+
 /* What all requests of a server or batch share. */
 struct api_setup {
     const kvasir_tokenizer *tokenizer;
@@ -75,10 +78,11 @@ struct api_setup {
     uint32_t max_prompts;   /* of a request for completions; 0: 1 */
     uint32_t width;         /* of embeddings */
     kvasir_pooling pooling; /* likewise */
-    uint32_t ctx;           /* tokens of a prompt and its answer; 0: not known */
-    bool prompt_cache;      /* "prompt_cache", the path of a file, is allowed */
-    bool strict_fields;     /* unknown fields are refused */
-    bool clamp_tokens;      /* an answer that is asked to be longer than fits becomes shorter */
+    enum rerank_form rerank;
+    uint32_t ctx;       /* tokens of a prompt and its answer; 0: not known */
+    bool prompt_cache;  /* "prompt_cache", the path of a file, is allowed */
+    bool strict_fields; /* unknown fields are refused */
+    bool clamp_tokens;  /* an answer that is asked to be longer than fits becomes shorter */
 };
 
 /* One of a request's prompts, and its request to the engine. */
@@ -104,7 +108,8 @@ struct api_request {
         uint32_t width;      /* of the model; 0: no embeddings are asked for */
         uint32_t dimensions; /* as many of them */
         bool base64;
-        uint32_t top_n; /* of documents; the first prompt is the query */
+        uint32_t top_n; /* of documents */
+        bool asks;      /* whether each is relevant; otherwise the first prompt is the query */
         bool returns_documents;
     } embed;
     bool stream, include_usage;
@@ -118,7 +123,7 @@ struct api_request {
     struct constraint constraint; /* what the answers must be */
     struct kept_grammar *grammar; /* likewise, compiled; NULL: any */
     int32_t *tokenized;           /* a chat's tokens; kvasir_free */
-    int32_t *ids;                 /* those that came as ids, of all prompts */
+    int32_t *ids; /* those that came as ids, of all prompts; or engine.asked_tokens */
     /* [n_prompts] of completions and what else may have several (api_prompts.h): each for engine.n
      * choices; engine has the first one. NULL: there is one, engine's. */
     struct api_prompt *prompts;

@@ -10,22 +10,26 @@
 #include "api/api_prompts.h"
 #include "api/ollama.h"
 #include "api/openai_internal.h"
+#include "api/rerank.h"
 
 enum { INPUTS_MAX = 2048 }; /* as at OpenAI */
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
+static bool read_names(const struct api_setup *setup, const struct api_body *from,
+                       struct api_request *r, struct api_error *err) {
+    r->engine.no_store = true;
+    return api_fields_check(from->members, NULL, err) && api_fields_warn(setup, from, r, err) &&
+           openai_read_names(setup, from->members, r, err);
+}
+
 static bool read_common(const struct api_setup *setup, const struct api_body *from,
                         struct api_request *r, struct api_error *err) {
-    json_t *body = from->members;
-    if (!api_fields_check(body, NULL, err) || !api_fields_warn(setup, from, r, err))
-        return false;
     if (setup->pooling == KVASIR_POOLING_NONE)
         return api_refuse(err, "model", "its embeddings are pooled in a way that is not supported");
     r->engine.embed = setup->pooling;
-    r->engine.no_store = true;
     r->embed.width = r->embed.dimensions = setup->width;
-    return openai_read_names(setup, body, r, err);
+    return read_names(setup, from, r, err);
 }
 
 /* "float" or "base64" */
@@ -83,14 +87,53 @@ static bool add_document(const struct api_setup *setup, const struct api_path *p
                                 json_string_length(text), true, r, err);
 }
 
+/* The query is a prompt, and so is each document. */
+static bool read_vectors(const struct api_setup *setup, json_t *body, struct api_request *r,
+                         struct api_error *err) {
+    json_t *documents = api_get(body, "documents");
+    const struct api_path query_path = {.text = "query"};
+    if (api_get(body, "instruction"))
+        return api_refuse(err, "instruction", "is for models that answer yes or no");
+    if (!api_prompts_begin(r, 1 + json_array_size(documents), err) ||
+        !add_document(setup, &query_path, api_get(body, "query"), r, err))
+        return false;
+    for (size_t i = 0; i < json_array_size(documents); i++) {
+        const struct api_path path = api_item("documents", i);
+        if (!add_document(setup, &path, json_array_get(documents, i), r, err))
+            return false;
+    }
+    return true;
+}
+
+/* Each document is a prompt, with the query. */
+static bool read_questions(const struct api_setup *setup, json_t *body, struct api_request *r,
+                           struct api_error *err) {
+    json_t *documents = api_get(body, "documents"), *instruction = api_get(body, "instruction"),
+           *query = api_get(body, "query"), *text;
+    const size_t n = json_array_size(documents);
+    r->embed.asks = true;
+    if (instruction && !json_is_string(instruction))
+        return api_wrong_type(err, "instruction", instruction, "a string");
+    if (!json_is_string(query))
+        return api_wrong_type(err, "query", query, "a string");
+    struct rerank_prefix *p = rerank_begin(setup, instruction, query, r, err);
+    bool good = p && api_prompts_begin(r, n, err);
+    for (size_t i = 0; good && i < n; i++) {
+        const struct api_path path = api_item("documents", i);
+        good = read_document(&path, json_array_get(documents, i), r, &text, err) &&
+               rerank_add(p, path.text, text, r, err);
+    }
+    rerank_end(p);
+    return good;
+}
+
 static bool read_rerank(const struct api_setup *setup, struct api_body *body, struct api_request *r,
                         struct api_error *err) {
-    json_t *query = api_get(body->members, "query"),
-           *documents = api_get(body->members, "documents");
+    const bool asks = setup->rerank == RERANK_YES_NO;
+    json_t *documents = api_get(body->members, "documents");
     const size_t n = json_array_size(documents);
-    const struct api_path query_path = {.text = "query"};
     json_int_t top_n = INPUTS_MAX;
-    if (!read_common(setup, body, r, err) ||
+    if (!(asks ? read_names : read_common)(setup, body, r, err) ||
         !api_whole(body->members, "top_n", 1, INT32_MAX, &top_n, err) ||
         !api_flag(body->members, "return_documents", &r->embed.returns_documents, err))
         return false;
@@ -100,14 +143,7 @@ static bool read_rerank(const struct api_setup *setup, struct api_body *body, st
         return api_refuse(err, "documents", "%zu documents, from 1 to %d are allowed", n,
                           INPUTS_MAX - 1);
     r->embed.top_n = (uint32_t)top_n;
-    if (!api_prompts_begin(r, 1 + n, err) || !add_document(setup, &query_path, query, r, err))
-        return false;
-    for (size_t i = 0; i < n; i++) {
-        const struct api_path path = api_item("documents", i);
-        if (!add_document(setup, &path, json_array_get(documents, i), r, err))
-            return false;
-    }
-    return true;
+    return (asks ? read_questions : read_vectors)(setup, body->members, r, err);
 }
 
 static bool read_by(bool (*read)(const struct api_setup *, struct api_body *, struct api_request *,
@@ -170,8 +206,8 @@ static enum api_want prompt_wants(const char *name, size_t len, const char **kno
 }
 
 static enum api_want rerank_wants(const char *name, size_t len, const char **known) {
-    static const char *const TREES[] = {"model", "cache_salt",       "query", "documents",
-                                        "top_n", "return_documents", NULL};
+    static const char *const TREES[] = {"model", "cache_salt",       "query",       "documents",
+                                        "top_n", "return_documents", "instruction", NULL};
     static const struct api_names LISTS[] = {{API_TREE, TREES}};
     return api_want_of(LISTS, 1, name, len, known);
 }
@@ -302,7 +338,7 @@ static double cosine(const float *a, const float *b, uint32_t n) {
 }
 
 static json_t *result_json(const struct api_request *r, const struct ranked *ranked) {
-    const struct api_prompt *p = &r->prompts[1 + ranked->index];
+    const struct api_prompt *p = &r->prompts[!r->embed.asks + ranked->index];
     json_t *made = json_pack("{s:I, s:f}", "index", (json_int_t)ranked->index, "relevance_score",
                              ranked->score);
     if (made && r->embed.returns_documents &&
@@ -316,15 +352,17 @@ static json_t *result_json(const struct api_request *r, const struct ranked *ran
 static json_t *rerank_body(const struct api_answer *a, const struct protocol_context *c,
                            struct api_error *err) {
     const struct api_request *r = c->request;
-    const uint32_t n = r->n_prompts - 1;
+    const uint32_t n = r->n_prompts - !r->embed.asks;
     if (!api_answer_good(a, err))
         return NULL;
     json_t *list = json_array();
     struct ranked *ranked = mem_calloc(n, sizeof *ranked);
     bool good = list && ranked;
     for (uint32_t i = 0; good && i < n; i++)
-        ranked[i] = (struct ranked){
-            i, cosine(a->choices[0].embedding, a->choices[1 + i].embedding, r->embed.width)};
+        ranked[i] =
+            (struct ranked){i, r->embed.asks ? rerank_score(a->choices[i].asked)
+                                             : cosine(a->choices[0].embedding,
+                                                      a->choices[1 + i].embedding, r->embed.width)};
     if (good)
         qsort(ranked, n, sizeof *ranked, by_score);
     for (uint32_t i = 0; good && i < n && i < r->embed.top_n; i++)

@@ -35,7 +35,7 @@
 
 struct batch_args {
     kvasir_model_options load;
-    const char *model, *in, *out, *order;
+    const char *model, *in, *out, *order, *rerank_form;
     struct chat_args chat;
     struct engine_args engine;
     uint32_t max_tokens;
@@ -66,6 +66,11 @@ static const struct option OPTIONS[] = {
     {.name = "--strict-fields", .kind = OPTION_FLAG, ROW(strict_fields),
      .help = "fail requests with unknown fields, instead of naming them in the answer's "
              "\"warnings\""},
+    {.name = "--rerank-form", .value = "FORM", .kind = OPTION_TEXT, .initial = "auto",
+     ROW(rerank_form),
+     .help = "how /v1/rerank scores a document: cosine (of its embedding and the query's), yes-no "
+             "(asks the model, as Qwen3-Reranker expects), or auto: by the name in the "
+             "model's path"},
     CHAT_OPTIONS(struct batch_args, chat),
     ENGINE_OPTIONS(struct batch_args, engine),
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
@@ -118,6 +123,7 @@ struct batch {
     size_t skipped; /* finished before */
     struct cache_file *files;
     char name[MODEL_NAME_BYTES]; /* of the model, in results */
+    enum rerank_form rerank;
 
     pthread_t writer;
     bool writing; /* the writer was started */
@@ -593,6 +599,7 @@ static int open_model(struct batch *b) {
                                   .grammars = b->grammars,
                                   .width = info.dim,
                                   .pooling = kvasir_model_pooling(b->model),
+                                  .rerank = b->rerank,
                                   .clamp_tokens = b->a->clamp_tokens,
                                   .strict_fields = b->a->strict_fields,
                                   .prompt_cache = true};
@@ -702,7 +709,12 @@ int batch_main(int argc, char **argv) {
         return code;
     if (strcmp(a.order, "input") != 0 && strcmp(a.order, "finished") != 0)
         return usage_error(&COMMAND, "--order: \"%.40s\" is neither input nor finished", a.order);
+    enum rerank_form rerank;
+    if (!rerank_form_of(a.rerank_form, a.model, &rerank))
+        return usage_error(&COMMAND, "--rerank-form: \"%.40s\" is none of auto, cosine and yes-no",
+                           a.rerank_form);
     struct batch b = {.a = &a,
+                      .rerank = rerank,
                       .in.fd = -1,
                       .last = &b.first,
                       .lock = PTHREAD_MUTEX_INITIALIZER,

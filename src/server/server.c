@@ -118,6 +118,7 @@ static void set_up(struct server *s) {
                                   .grammars = s->grammars,
                                   .width = info.dim,
                                   .pooling = kvasir_model_pooling(s->model),
+                                  .rerank = s->options.rerank,
                                   .clamp_tokens = s->options.clamp_tokens,
                                   .strict_fields = s->options.strict_fields,
                                   .stream = true};

@@ -48,6 +48,7 @@ struct server_options {
     json_t *variables;       /* object: variables of chat templates; NULL: none */
     const char *tool_call_parser,
         *reasoning_parser;    /* server_check_parsers; NULL: by the template */
+    enum rerank_form rerank;  /* how /v1/rerank asks the model */
     bool all_control;         /* chats: names of control tokens become tokens whoever wrote them */
     kvasir_sampling sampling; /* defaults of requests */
     bool fixed_seed;          /* sampling.seed is one of them; otherwise each has its own */
