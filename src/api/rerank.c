@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rerank.c: prompts of Qwen3-Reranker, as its model card has them. Each part is tokenized by
- * itself, as there. Names of control tokens in a query or document are text, which is not so there: a
- * document must not end the question and answer it.
+ * itself, as there. Names of control tokens in a query or document are text, which is not so
+ * there: a document must not end the question and answer it.
  */
 #include "api/rerank.h"
 
