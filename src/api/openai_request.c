@@ -45,7 +45,10 @@ static bool read_suffix(const struct api_setup *setup, enum api_kind api, struct
         return true;
     if (!json_is_string(prompt))
         return api_refuse(err, "prompt", "must be a string if there is a \"suffix\"");
-    const struct fim_texts texts = {.before = {prompt}, .after = suffix, .at = "suffix"};
+    const struct fim_texts texts = {.before = {prompt},
+                                    .after = suffix,
+                                    .at = "suffix",
+                                    .follows = api_get(body->members, "prompt_cache") != NULL};
     return fim_set_prompt(setup, &texts, body, err);
 }
 
