@@ -246,14 +246,18 @@ static void on_event(void *user, const kvasir_event *e) {
         api_answer_event(&j->answer, e);
         charge_leave(before);
     }
+    const bool stored = stream && e->kind == KVASIR_EVENT_PROMPT_TOKEN,
+               sent = stream && !stored && e->kind != KVASIR_EVENT_PROGRESS;
+    if (stored) /* there is room for all of them, which JOB-2's buffer is not for */
+        (void)j->protocol->event(j->stream, e, NULL);
     pthread_mutex_lock(&j->mutex);
     ASSERT(!j->complete);
     note_event(j, e);
-    if (stream && e->kind != KVASIR_EVENT_PROGRESS)
+    if (sent)
         queue_event(j, e);
     j->complete = last;
     const bool over = last && !j->exchange;
-    if (j->exchange && (last || (stream && e->kind != KVASIR_EVENT_PROGRESS)))
+    if (j->exchange && (last || sent))
         http_wake(j->exchange);
     pthread_mutex_unlock(&j->mutex);
     if (!last)

@@ -209,6 +209,27 @@ static void test_echo_of_several(void **state) {
     }
 }
 
+/* The tokens of a prompt are no part of what the client has not read yet: a step gives more of them
+ * at once than the buffer holds. */
+static void test_echo_beyond_the_buffer(void **state) {
+    char body[1024] = "{\"prompt\":\"";
+    struct said said;
+    end(state);
+    tiny_server_init(&tiny);
+    tiny.options.buffer_bytes = 8 << 10;
+    tiny_server_open(&tiny);
+    for (int i = 0; i < 400; i++)
+        strcat(body, "x");
+    strcat(body,
+           "\",\"echo\":true,\"logprobs\":5,\"max_tokens\":2,\"ignore_eos\":true,\"stream\":true}");
+    struct client_answer a = ask(body);
+    assert_int_equal(a.status, 200);
+    said_read(&a, &said);
+    assert_true(said.done && !said.failed && !a.cut);
+    assert_int_equal(strspn(said.text[0], "x"), 400);
+    free(a.body);
+}
+
 /* ---- prompt_logprobs ------------------------------------------------------------------------- */
 
 /* One token's object: the same number as with echo, k others, ranks in order. */
@@ -343,6 +364,7 @@ int main(void) {
         cmocka_unit_test(test_prompt_logprobs),
         cmocka_unit_test(test_prompt_logprobs_of_chats),
         cmocka_unit_test(test_more_than_may_wait),
+        cmocka_unit_test(test_echo_beyond_the_buffer),
     };
     return cmocka_run_group_tests(tests, make, end);
 }
