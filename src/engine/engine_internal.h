@@ -122,7 +122,7 @@ struct kvasir_engine {
     struct sched *sched;
     struct sampler_scratch *scratch;
     const float *logits;               /* [vocab] of the row that host_next handles, or */
-    float *state;                      /* [dim] its state */
+    const float *state;                /* [dim] its state */
     uint64_t fixed_bytes, tiers_bytes; /* of the budget: buffers of steps; of tiers */
     uint32_t max_running, max_waiting;
     uint32_t fit_tokens; /* the longest sequence that fits the budget alone */

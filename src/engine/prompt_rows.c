@@ -55,7 +55,7 @@ void rows_deinit(struct choice *c) {
 kvasir_status rows_read(struct choice *c, uint32_t row, kvasir_error *err) {
     struct kvasir_engine *e = c->request->engine;
     if (c->pooled)
-        return step_hidden(e->ctx, row, e->state, err);
+        return step_hidden(e->ctx, row, &e->state, err);
     return step_logits(e->ctx, row, &e->logits, err);
 }
 
