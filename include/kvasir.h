@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvasir.h: the public interface of libkvasir, with kvasir_status.h, kvasir_text.h and
- * kvasir_batch.h, kvasir_engine.h.
+ * kvasir_batch.h, kvasir_engine.h, kvasir_stored.h.
  *
  * Kvasir runs open-weight language models with a KV cache that is quantized end to end. Five
  * objects:

@@ -82,7 +82,7 @@ typedef enum kvasir_event_kind {
     KVASIR_EVENT_TOKEN,    /* of one choice */
     KVASIR_EVENT_DONE,     /* one choice is complete, or the request failed */
     /* With prompt_logprobs, between START and the first TOKEN: one for each token of the prompt but
-     * the first, in order; token, logprob and top are set */
+     * the first, in order; token, logprob, rank and top are set */
     KVASIR_EVENT_PROMPT_TOKEN,
 } kvasir_event_kind;
 
@@ -157,6 +157,9 @@ typedef struct kvasir_event {
     int32_t other_token;
     const float *embedding; /* DONE: [n_embedding], of length 1; NULL: none was asked for */
     size_t n_embedding;
+    uint32_t rank; /* PROMPT_TOKEN: so many tokens are at least as likely, itself counted */
+    const float *asked_logprobs; /* DONE: [n_asked], of asked_tokens */
+    size_t n_asked;
 } kvasir_event;
 /* Called on the engine's thread, which waits meanwhile: copy what is needed and return. It may call
  * kvasir_engine_cancel, but not submit or destroy. */
@@ -228,6 +231,10 @@ typedef struct kvasir_request {
      * scaled to length 1. With KVASIR_POOLING_MEAN, again, all of the prompt is evaluated. Only
      * with n 1; not together with prompt_logprobs, grammar and prompt_cache. */
     kvasir_pooling embed;
+    /* The log-probabilities that these tokens have after the prompt, and no answer; copied, at most
+     * KVASIR_TOP_LOGPROBS_MAX. Only with n 1; not together with embed and grammar. */
+    const int32_t *asked_tokens;
+    size_t n_asked_tokens;
 } kvasir_request;
 KVASIR_API void kvasir_request_init(kvasir_request *request, size_t struct_size,
                                     size_t sampling_size);
@@ -252,50 +259,6 @@ KVASIR_API kvasir_status kvasir_engine_submit_all(kvasir_engine *engine,
 /* From any thread. The request releases its memory before the next step; its last event says
  * KVASIR_FINISH_CANCELLED. Does nothing if the request is done. */
 KVASIR_API void kvasir_engine_cancel(kvasir_engine *engine, uint64_t id);
-/* From any thread: forgets stored prefixes that no running sequence uses, of one salt, or all if
- * NULL. */
-KVASIR_API void kvasir_engine_forget(kvasir_engine *engine, const char *salt);
-/* Whether something that was to be forgotten may still be in memory or in a store below it: the
- * current step has not ended, or a store takes its time. A store that is down is told again as long
- * as the engine lives; it is not read meanwhile. From any thread. */
-KVASIR_API bool kvasir_engine_is_forgetting(kvasir_engine *engine);
-
-/* What memory no longer has: stored prompts, their tokens, and bytes of the budget. */
-typedef struct kvasir_forgotten {
-    uint64_t entries, tokens, bytes;
-} kvasir_forgotten;
-typedef void kvasir_forgotten_fn(void *user, const kvasir_forgotten *what);
-/* The same for n salts (0: all). Calls fn on the engine's thread once memory has forgotten, when
- * the current step has ended; stores below it do so next. The salts are borrowed until then.
- * KVASIR_ERR_MEMORY: nothing is forgotten, fn is not called. */
-KVASIR_API kvasir_status kvasir_engine_forget_counted(kvasir_engine *engine,
-                                                      const char *const *salts, size_t n,
-                                                      kvasir_forgotten_fn *fn, void *user,
-                                                      kvasir_error *err);
-
-/* What a prompt would find at this moment. */
-typedef struct kvasir_explanation {
-    uint32_t prompt_tokens;
-    uint32_t common_tokens; /* the first so many are stored in memory */
-    uint32_t usable_tokens; /* a request would begin with so many of them */
-    /* The same with pages of stores that answer at once (a folder, not a remote store); a load need
-     * not pay. */
-    uint32_t store_tokens;
-    kvasir_miss why;     /* not more in memory */
-    int32_t token;       /* of the prompt, after those in common; -1: it ends there */
-    int32_t other_token; /* that follows them in memory; -1: none */
-    /* With other_salts: as common_tokens, the most under any other salt */
-    uint32_t other_salt_tokens;
-} kvasir_explanation;
-typedef void kvasir_explained_fn(void *user, const kvasir_explanation *explanation);
-/* From any thread: calls fn on the engine's thread when the current step has ended. salt and tokens
- * are borrowed until then. other_salts: looks at all salts; what they have is not for whoever knows
- * only this one. On failure fn is not called. */
-KVASIR_API kvasir_status kvasir_engine_explain(kvasir_engine *engine, const char *salt,
-                                               const int32_t *tokens, size_t n, bool other_salts,
-                                               kvasir_explained_fn *fn, void *user,
-                                               kvasir_error *err);
-
 /* A histogram of step times: step_counts[i] counts steps of at most KVASIR_STEP_SECONDS(i) that
  * step_counts[i - 1] does not count; the last one counts all longer ones. */
 enum { KVASIR_STEP_COUNTS = 18 };
@@ -396,4 +359,7 @@ KVASIR_API void kvasir_engine_plan_sequence(const kvasir_engine *engine, uint32_
 #ifdef __cplusplus
 }
 #endif
+
+#include "kvasir_stored.h" /* what may be asked of stored prefixes */
+
 #endif

@@ -447,7 +447,7 @@ json_t *anthropic_translate(json_t *body, bool count, struct api_error *err) {
     struct api_chat chat = {.messages = json_array(), .err = err};
     json_t *out = json_object();
     bool good = (out && chat.messages) || api_no_memory(err);
-    good = good && api_fields_check(body, err) && check_edits(body, err) &&
+    good = good && api_fields_check(body, NULL, err) && check_edits(body, err) &&
            copy_fields(body, count, out, err) && read_tools(body, out, err) &&
            read_tool_choice(body, out, err) && read_kwargs(body, out, err) &&
            read_output_config(body, out, err) && read_formats(body, out, err) &&

@@ -5,8 +5,8 @@
  *     body (JSON) <-- struct protocol -- struct api_answer <-- events
  *
  * api_*: what all protocols share. openai_*, responses_*, anthropic_*, ollama_* and native_*: the
- * protocols (protocol.h). llama_options, fim: what some of them share. answer_*: reasoning and tool
- * calls in a model's text. The server is one user, `kvasir batch` another.
+ * protocols (protocol.h). llama_options, fim, sessions: what some of them share. answer_*:
+ * reasoning and tool calls in a model's text. The server is one user, `kvasir batch` another.
  */
 #ifndef API_API_H
 #define API_API_H
@@ -24,7 +24,9 @@
 #include "api/ollama.h"
 #include "api/openai.h"
 #include "api/protocol.h"
+#include "api/rerank.h"
 #include "api/responses.h"
+#include "api/sessions.h"
 #include "api/text_endpoints.h"
 
 #endif

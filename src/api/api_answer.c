@@ -31,11 +31,15 @@ void api_choice_free(struct api_choice *c) {
 void api_answer_free(struct api_answer *a) {
     for (uint32_t i = 0; a->choices && i < api_choices(a->request); i++)
         api_choice_free(&a->choices[i]);
-    for (uint32_t i = 0; a->prompts && i < a->request->n_prompts; i++)
+    for (uint32_t i = 0; i < a->n_prompts; i++)
         api_choice_free(&a->prompts[i]);
     free(a->choices);
     free(a->prompts);
     *a = (struct api_answer){0};
+}
+
+static bool keeps_tokens(const struct api_request *r) {
+    return r->engine.top_logprobs >= 0 || r->session.id;
 }
 
 /* Room for an answer of usual length, so that events need no allocation. */
@@ -48,16 +52,20 @@ static bool reserve(struct api_choice *c, const struct api_request *request) {
                  n = r->max_tokens && r->max_tokens < usual ? r->max_tokens : usual;
     if (!ARRAY_GROW(c->text, c->cap, n * TOKEN_BYTES))
         return false;
-    return r->top_logprobs < 0 || (ARRAY_GROW(c->tokens, c->tokens_cap, n) &&
-                                   ARRAY_GROW(c->top, c->top_cap, n * (size_t)r->top_logprobs));
+    return !keeps_tokens(request) ||
+           (ARRAY_GROW(c->tokens, c->tokens_cap, n) &&
+            ARRAY_GROW(c->top, c->top_cap,
+                       n * (size_t)(r->top_logprobs > 0 ? r->top_logprobs : 0)));
 }
 
 bool api_answer_init(struct api_answer *a, const struct api_request *request) {
     *a = (struct api_answer){.request = request};
     a->choices = calloc(api_choices(request), sizeof *a->choices);
-    a->prompts = request->echoes ? calloc(request->n_prompts, sizeof *a->prompts) : NULL;
-    bool good = a->choices && (a->prompts || !request->echoes);
-    for (uint32_t i = 0; good && request->echoes && i < request->n_prompts; i++)
+    const uint32_t n = request->echoes || request->scores ? api_prompt_count(request) : 0;
+    a->prompts = n ? calloc(n, sizeof *a->prompts) : NULL;
+    a->n_prompts = a->prompts ? n : 0;
+    bool good = a->choices && a->n_prompts == n;
+    for (uint32_t i = 0; good && i < n; i++)
         good = api_echo_reserve(&a->prompts[i], request, i);
     for (uint32_t i = 0; good && i < api_choices(request); i++)
         good = reserve(&a->choices[i], request);
@@ -75,13 +83,13 @@ static bool take_text(struct api_choice *c, const kvasir_event *e) {
     return true;
 }
 
-static bool take_token(struct api_choice *c, const kvasir_event *e, bool logprobs) {
-    size_t n = logprobs ? e->n_top : 0;
-    if (logprobs && (!ARRAY_GROW(c->tokens, c->tokens_cap, c->n_tokens + 1) ||
-                     !ARRAY_GROW(c->top, c->top_cap, c->n_top + n)))
+static bool take_token(struct api_choice *c, const kvasir_event *e, bool keeps) {
+    size_t n = keeps ? e->n_top : 0;
+    if (keeps && (!ARRAY_GROW(c->tokens, c->tokens_cap, c->n_tokens + 1) ||
+                  !ARRAY_GROW(c->top, c->top_cap, c->n_top + n)))
         return false;
-    if (logprobs)
-        c->tokens[c->n_tokens] = (struct api_token){e->token, e->logprob, (uint32_t)n};
+    if (keeps)
+        c->tokens[c->n_tokens] = api_token_of(e);
     if (n)
         memcpy(c->top + c->n_top, e->top, n * sizeof *c->top);
     c->n_top += n;
@@ -90,9 +98,10 @@ static bool take_token(struct api_choice *c, const kvasir_event *e, bool logprob
 }
 
 bool api_echo_reserve(struct api_choice *c, const struct api_request *r, uint32_t prompt) {
-    const size_t n = r->engine.top_logprobs < 0 ? 0 : r->prompts[prompt].n_tokens;
+    const int32_t top = r->engine.prompt_logprobs;
+    const size_t n = top < 0 ? 0 : r->n_prompts ? r->prompts[prompt].n_tokens : r->engine.n_tokens;
     return ARRAY_GROW(c->tokens, c->tokens_cap, n) &&
-           ARRAY_GROW(c->top, c->top_cap, n * (size_t)r->engine.top_logprobs);
+           ARRAY_GROW(c->top, c->top_cap, n * (size_t)top);
 }
 
 bool api_echo_event(struct api_choice *c, const kvasir_event *e) {
@@ -101,9 +110,9 @@ bool api_echo_event(struct api_choice *c, const kvasir_event *e) {
 
 size_t api_answer_bytes(const struct api_answer *a) {
     enum { TOKEN = 64, FLOAT = 16 };
-    const uint32_t n = api_choices(a->request), echoed = a->prompts ? a->request->n_prompts : 0;
+    const uint32_t n = api_choices(a->request);
     size_t bytes = 0;
-    for (uint32_t i = 0; i < n + echoed; i++) {
+    for (uint32_t i = 0; i < n + a->n_prompts; i++) {
         const struct api_choice *c = i < n ? &a->choices[i] : &a->prompts[i - n];
         bytes += c->len + FLOAT * a->request->embed.width +
                  TOKEN * (c->n_top + (c->tokens ? c->n_tokens : 0));
@@ -135,13 +144,17 @@ void api_answer_event(struct api_answer *a, const kvasir_event *e) {
     a->cached_tokens = e->cached_tokens;
     bool good = true;
     if (e->kind == KVASIR_EVENT_TOKEN)
-        good = take_token(c, e, a->request->engine.top_logprobs >= 0);
+        good = take_token(c, e, keeps_tokens(a->request));
     if (e->kind == KVASIR_EVENT_PROMPT_TOKEN)
         good = api_echo_event(&a->prompts[e->choice / a->request->engine.n], e);
     if (e->kind == KVASIR_EVENT_TOKEN || e->kind == KVASIR_EVENT_DONE)
         good = good && take_text(c, e);
     if (!good)
         set_failed(a, NULL);
+    if (e->kind == KVASIR_EVENT_DONE && e->asked_logprobs) {
+        ASSERT(e->n_asked * sizeof *c->asked <= sizeof c->asked);
+        memcpy(c->asked, e->asked_logprobs, e->n_asked * sizeof *c->asked);
+    }
     if (e->kind == KVASIR_EVENT_DONE && e->embedding) {
         ASSERT(e->n_embedding == a->request->embed.width && c->embedding);
         memcpy(c->embedding, e->embedding, e->n_embedding * sizeof *c->embedding);

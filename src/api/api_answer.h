@@ -9,19 +9,24 @@ struct api_token {
     int32_t token;
     float logprob;
     uint32_t n_top;
+    uint32_t rank; /* of a prompt's token */
 };
+static inline struct api_token api_token_of(const kvasir_event *e) {
+    return (struct api_token){e->token, e->logprob, (uint32_t)e->n_top, e->rank};
+}
 /* An event's stop text, as the request's own copy of it. NULL: none. */
 const char *api_stop_of(const struct api_request *r, const char *stop);
 
 struct api_choice {
     char *text; /* [len] */
     size_t len, cap;
-    struct api_token *tokens; /* [n_tokens]; only counted if no logprobs were requested */
+    struct api_token *tokens; /* [n_tokens]; only counted unless logprobs or a session need them */
     size_t n_tokens, tokens_cap;
     kvasir_token_logprob *top; /* [n_top]: n_top of each token, back to back */
     size_t n_top, top_cap;
     float *embedding; /* [request->embed.width] once it is complete */
     size_t embedding_cap;
+    float asked[2]; /* of request->engine.asked_tokens */
     kvasir_finish finish;
     const char *stop; /* the stop text that ended it, one of the request's; NULL: none */
 };
@@ -29,9 +34,10 @@ struct api_choice {
 struct api_answer {
     const struct api_request *request; /* borrowed */
     struct api_choice *choices;        /* [api_choices(request)] */
-    /* [request->n_prompts] of echoed prompts: the tokens after the first, with their
-     * log-probabilities. NULL: they are not echoed. */
+    /* [n_prompts] of those that are echoed or scored: the tokens after the first, with their
+     * log-probabilities. NULL: they are neither. */
     struct api_choice *prompts;
+    uint32_t n_prompts;
     uint32_t prompt_tokens, cached_tokens;
     bool complete;      /* the last event came */
     bool cancelled;     /* a choice was cancelled */

@@ -2,8 +2,8 @@
 /* api_fields.c: one table for all protocols of fields that other servers read: OpenAI's and
  * Anthropic's own, llama.cpp's, vLLM's, mlx-lm's, vllm-mlx's, ollama's, text-generation-webui's.
  *
- * A field that a protocol here wants never gets to this table, so a row may stand for a field that
- * only some of them have. Rows say what is neutral: the value with which the other server gives the
+ * A field that a protocol here wants is that protocol's, so a row may stand for a field that only
+ * some of them have. Rows say what is neutral: the value with which the other server gives the
  * answer that it gives without the field. Parameters of a method that is refused (mirostat_tau
  * without mirostat) change nothing and are harmless.
  */
@@ -117,10 +117,20 @@ static const struct api_field FIELDS[] = {
     REFUSED("chat_template", NULL),
     REFUSED("add_special_tokens", NULL),
     REFUSED("truncate_prompt_tokens", NULL),
+    /* of embeddings and reranking */
+    REFUSED("normalize", "[true]"),
+    REFUSED("normalized", "[true]"),
+    REFUSED("embed_dtype", "[\"float32\"]"),
+    REFUSED("embedding_type", "[\"float\"]"),
+    REFUSED("endianness", "[\"little\", \"native\"]"),
+    REFUSED("late_chunking", "[false]"),
+    REFUSED("max_tokens_per_doc", NULL),
+    REFUSED("max_chunks_per_doc", NULL),
+    REFUSED("rank_fields", "[[\"text\"], []]"),
     REFUSED("prompt_embeds", NULL),
     REFUSED("specprefill", "[false]"),
     REFUSED("skip_special_tokens", "[true]"),
-    REFUSED("prompt_logprobs", "[0]"),
+    REFUSED("prompt_logprobs", NULL),
     REFUSED("n_probs", "[0]"),
     REFUSED("include_reasoning", "[true]"),
     REFUSED("reasoning_format", "[\"auto\", \"deepseek\"]"),
@@ -229,11 +239,11 @@ static bool check(const struct api_field *f, json_t *value, struct api_error *er
     return good;
 }
 
-bool api_fields_check(json_t *members, struct api_error *err) {
+bool api_fields_check(json_t *members, const char *but, struct api_error *err) {
     for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++) {
         const struct api_field *f = &FIELDS[i];
         json_t *value = f->kind == API_FIELD_REFUSED ? api_get(members, f->name) : NULL;
-        if (value && !check(f, value, err))
+        if (value && !(but && strcmp(but, f->name) == 0) && !check(f, value, err))
             return false;
     }
     return true;
@@ -287,6 +297,13 @@ static const char *const OFTEN[] = {
     "cache_salt",
     "previous_response_id",
     "truncation",
+    "session",
+    "dimensions",
+    "encoding_format",
+    "query",
+    "documents",
+    "top_n",
+    "return_documents",
 };
 
 /* As many bytes of valid UTF-8 as there is room for, at a character's end. */

@@ -31,8 +31,9 @@ void api_field_note(struct api_unknown *unknown, const char *name, size_t len, a
 /* Reads other names of fields as those fields. False with *err: a value is of the wrong type, or
  * both names are there with different values. */
 bool api_fields_settle(json_t *members, struct api_error *err);
-/* Refuses members that would change the answer. False with *err. */
-bool api_fields_check(json_t *members, struct api_error *err);
+/* Refuses members that would change the answer. but: one that this protocol reads; NULL: none.
+ * False with *err. */
+bool api_fields_check(json_t *members, const char *but, struct api_error *err);
 /* Unknown fields become warnings of the request, or are refused if the setup is strict. */
 bool api_fields_warn(const struct api_setup *setup, const struct api_body *body,
                      struct api_request *r, struct api_error *err);

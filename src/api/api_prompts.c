@@ -36,7 +36,7 @@ static bool add(struct api_request *r, const char *path, struct api_prompt p,
     r->prompts[r->n_prompts++] = p;
     r->engine.tokens = r->prompts[0].tokens;
     r->engine.n_tokens = r->prompts[0].n_tokens;
-    return p.n_tokens > 0 || api_refuse(err, path, "contains no tokens");
+    return p.n_tokens > 0 || r->session.id || api_refuse(err, path, "contains no tokens");
 }
 
 bool api_prompts_add_text(const struct api_setup *setup, const char *path, const char *text,
@@ -48,6 +48,13 @@ bool api_prompts_add_text(const struct api_setup *setup, const char *path, const
                            setup->limits, &p.tokenized, &p.n_tokens, &why))
         return api_library_failed(err, path, &why);
     p.tokens = p.tokenized;
+    return add(r, path, p, err);
+}
+
+bool api_prompts_add_ids(const char *path, const char *text, size_t len, int32_t *ids, size_t n,
+                         struct api_request *r, struct api_error *err) {
+    const struct api_prompt p = {
+        .text = text, .len = len, .tokens = ids, .n_tokens = n, .tokenized = ids};
     return add(r, path, p, err);
 }
 
@@ -102,7 +109,7 @@ bool api_prompts_read(const struct api_setup *setup, struct api_body *body, cons
         if (json_array_append(r->kept, text) != 0)
             return api_no_memory(err);
         if (!api_prompts_add_text(setup, path, json_string_value(text), json_string_length(text),
-                                  !r->prompt_cache, r, err))
+                                  !r->prompt_cache && !r->session.id, r, err))
             return false;
     }
     return true;

@@ -20,6 +20,9 @@ bool api_prompts_begin(struct api_request *r, size_t n, struct api_error *err);
  * the tokenizer puts around a text. */
 bool api_prompts_add_text(const struct api_setup *setup, const char *path, const char *text,
                           size_t len, bool bos, struct api_request *r, struct api_error *err);
+/* The same with its tokens, which it takes (mem_free). */
+bool api_prompts_add_ids(const char *path, const char *text, size_t len, int32_t *ids, size_t n,
+                         struct api_request *r, struct api_error *err);
 /* Reads a member that is a text, ids, or an array of either (API_PROMPT), with at most `most`
  * prompts. Texts are added to r->kept. */
 bool api_prompts_read(const struct api_setup *setup, struct api_body *body, const char *name,

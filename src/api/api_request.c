@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* api_request.c: a request's way to the engine and its end. */
 #include "api/api_prompts.h"
+#include "api/sessions.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +46,7 @@ void api_request_free(struct api_request *r) {
     json_decref(r->echo);
     json_decref(r->input);
     json_decref(r->warnings);
+    session_state_free(&r->session.state);
     text_free(&r->constraint.grammar);
     kept_grammar_release(r->grammar);
     json_decref(r->kept);

@@ -6,24 +6,30 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/api_fields.h"
 #include "api/api_prompts.h"
 #include "api/ollama.h"
 #include "api/openai_internal.h"
+#include "api/rerank.h"
 
 enum { INPUTS_MAX = 2048 }; /* as at OpenAI */
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static bool read_common(const struct api_setup *setup, json_t *body, struct api_request *r,
-                        struct api_error *err) {
-    if (api_get(body, "truncate_prompt_tokens"))
-        return api_refuse(err, "truncate_prompt_tokens", "is not supported");
+static bool read_names(const struct api_setup *setup, const struct api_body *from,
+                       struct api_request *r, struct api_error *err) {
+    r->engine.no_store = true;
+    return api_fields_check(from->members, NULL, err) && api_fields_warn(setup, from, r, err) &&
+           openai_read_names(setup, from->members, r, err);
+}
+
+static bool read_common(const struct api_setup *setup, const struct api_body *from,
+                        struct api_request *r, struct api_error *err) {
     if (setup->pooling == KVASIR_POOLING_NONE)
         return api_refuse(err, "model", "its embeddings are pooled in a way that is not supported");
     r->engine.embed = setup->pooling;
-    r->engine.no_store = true;
     r->embed.width = r->embed.dimensions = setup->width;
-    return openai_read_names(setup, body, r, err);
+    return read_names(setup, from, r, err);
 }
 
 /* "float" or "base64" */
@@ -39,7 +45,7 @@ static bool read_encoding(json_t *body, struct api_request *r, struct api_error 
 static bool read_embeddings(const struct api_setup *setup, struct api_body *body,
                             struct api_request *r, struct api_error *err) {
     json_int_t dimensions = setup->width;
-    if (!read_common(setup, body->members, r, err) ||
+    if (!read_common(setup, body, r, err) ||
         !api_whole(body->members, "dimensions", 1, setup->width, &dimensions, err) ||
         !read_encoding(body->members, r, err))
         return false;
@@ -51,7 +57,7 @@ static bool read_embeddings(const struct api_setup *setup, struct api_body *body
 static bool read_ollama_embed(const struct api_setup *setup, struct api_body *body,
                               struct api_request *r, struct api_error *err) {
     json_int_t dimensions = setup->width;
-    if (!read_common(setup, body->members, r, err) ||
+    if (!read_common(setup, body, r, err) ||
         !api_whole(body->members, "dimensions", 1, setup->width, &dimensions, err))
         return false;
     r->embed.dimensions = (uint32_t)dimensions;
@@ -60,8 +66,7 @@ static bool read_ollama_embed(const struct api_setup *setup, struct api_body *bo
 
 static bool read_ollama_embeddings(const struct api_setup *setup, struct api_body *body,
                                    struct api_request *r, struct api_error *err) {
-    return read_common(setup, body->members, r, err) &&
-           api_prompts_read(setup, body, "prompt", 1, r, err);
+    return read_common(setup, body, r, err) && api_prompts_read(setup, body, "prompt", 1, r, err);
 }
 
 /* A text, or {"text": ...}: the text, in *out. */
@@ -82,14 +87,53 @@ static bool add_document(const struct api_setup *setup, const struct api_path *p
                                 json_string_length(text), true, r, err);
 }
 
+/* The query is a prompt, and so is each document. */
+static bool read_vectors(const struct api_setup *setup, json_t *body, struct api_request *r,
+                         struct api_error *err) {
+    json_t *documents = api_get(body, "documents");
+    const struct api_path query_path = {.text = "query"};
+    if (api_get(body, "instruction"))
+        return api_refuse(err, "instruction", "is for models that answer yes or no");
+    if (!api_prompts_begin(r, 1 + json_array_size(documents), err) ||
+        !add_document(setup, &query_path, api_get(body, "query"), r, err))
+        return false;
+    for (size_t i = 0; i < json_array_size(documents); i++) {
+        const struct api_path path = api_item("documents", i);
+        if (!add_document(setup, &path, json_array_get(documents, i), r, err))
+            return false;
+    }
+    return true;
+}
+
+/* Each document is a prompt, with the query. */
+static bool read_questions(const struct api_setup *setup, json_t *body, struct api_request *r,
+                           struct api_error *err) {
+    json_t *documents = api_get(body, "documents"), *instruction = api_get(body, "instruction"),
+           *query = api_get(body, "query"), *text;
+    const size_t n = json_array_size(documents);
+    r->embed.asks = true;
+    if (instruction && !json_is_string(instruction))
+        return api_wrong_type(err, "instruction", instruction, "a string");
+    if (!json_is_string(query))
+        return api_wrong_type(err, "query", query, "a string");
+    struct rerank_prefix *p = rerank_begin(setup, instruction, query, r, err);
+    bool good = p && api_prompts_begin(r, n, err);
+    for (size_t i = 0; good && i < n; i++) {
+        const struct api_path path = api_item("documents", i);
+        good = read_document(&path, json_array_get(documents, i), r, &text, err) &&
+               rerank_add(p, path.text, text, r, err);
+    }
+    rerank_end(p);
+    return good;
+}
+
 static bool read_rerank(const struct api_setup *setup, struct api_body *body, struct api_request *r,
                         struct api_error *err) {
-    json_t *query = api_get(body->members, "query"),
-           *documents = api_get(body->members, "documents");
+    const bool asks = setup->rerank == RERANK_YES_NO;
+    json_t *documents = api_get(body->members, "documents");
     const size_t n = json_array_size(documents);
-    const struct api_path query_path = {.text = "query"};
     json_int_t top_n = INPUTS_MAX;
-    if (!read_common(setup, body->members, r, err) ||
+    if (!(asks ? read_names : read_common)(setup, body, r, err) ||
         !api_whole(body->members, "top_n", 1, INT32_MAX, &top_n, err) ||
         !api_flag(body->members, "return_documents", &r->embed.returns_documents, err))
         return false;
@@ -99,14 +143,7 @@ static bool read_rerank(const struct api_setup *setup, struct api_body *body, st
         return api_refuse(err, "documents", "%zu documents, from 1 to %d are allowed", n,
                           INPUTS_MAX - 1);
     r->embed.top_n = (uint32_t)top_n;
-    if (!api_prompts_begin(r, 1 + n, err) || !add_document(setup, &query_path, query, r, err))
-        return false;
-    for (size_t i = 0; i < n; i++) {
-        const struct api_path path = api_item("documents", i);
-        if (!add_document(setup, &path, json_array_get(documents, i), r, err))
-            return false;
-    }
-    return true;
+    return (asks ? read_questions : read_vectors)(setup, body->members, r, err);
 }
 
 static bool read_by(bool (*read)(const struct api_setup *, struct api_body *, struct api_request *,
@@ -144,8 +181,17 @@ static bool rerank_read(const struct api_setup *setup, struct api_body *body,
 }
 
 static enum api_want embeddings_wants(const char *name, size_t len, const char **known) {
-    static const char *const TREES[] = {
-        "model", "cache_salt", "encoding_format", "dimensions", "truncate_prompt_tokens", NULL};
+    static const char *const TREES[] = {"model", "cache_salt", "encoding_format", "dimensions",
+                                        NULL};
+    static const char *const INPUT[] = {"input", NULL};
+    static const struct api_names LISTS[] = {{API_TREE, TREES}, {API_PROMPT, INPUT}};
+    return api_want_of(LISTS, 2, name, len, known);
+}
+
+/* Of /api/embed. */
+static enum api_want embed_wants(const char *name, size_t len, const char **known) {
+    static const char *const TREES[] = {"model",   "cache_salt", "dimensions",
+                                        "options", "truncate",   NULL};
     static const char *const INPUT[] = {"input", NULL};
     static const struct api_names LISTS[] = {{API_TREE, TREES}, {API_PROMPT, INPUT}};
     return api_want_of(LISTS, 2, name, len, known);
@@ -153,21 +199,15 @@ static enum api_want embeddings_wants(const char *name, size_t len, const char *
 
 /* Of /api/embeddings. */
 static enum api_want prompt_wants(const char *name, size_t len, const char **known) {
-    static const char *const TREES[] = {"model", "cache_salt", "truncate_prompt_tokens", NULL};
+    static const char *const TREES[] = {"model", "cache_salt", "options", "truncate", NULL};
     static const char *const PROMPT[] = {"prompt", NULL};
     static const struct api_names LISTS[] = {{API_TREE, TREES}, {API_PROMPT, PROMPT}};
     return api_want_of(LISTS, 2, name, len, known);
 }
 
 static enum api_want rerank_wants(const char *name, size_t len, const char **known) {
-    static const char *const TREES[] = {"model",
-                                        "cache_salt",
-                                        "query",
-                                        "documents",
-                                        "top_n",
-                                        "return_documents",
-                                        "truncate_prompt_tokens",
-                                        NULL};
+    static const char *const TREES[] = {"model", "cache_salt",       "query",       "documents",
+                                        "top_n", "return_documents", "instruction", NULL};
     static const struct api_names LISTS[] = {{API_TREE, TREES}};
     return api_want_of(LISTS, 1, name, len, known);
 }
@@ -222,8 +262,9 @@ static json_t *usage_json(const struct api_answer *a) {
 }
 
 /* Takes body. */
-static json_t *body_of(json_t *body, bool good, struct api_error *err) {
-    if (good && body)
+static json_t *body_of(json_t *body, const struct api_request *r, bool good,
+                       struct api_error *err) {
+    if (good && body && api_answer_warn(body, r))
         return body;
     json_decref(body);
     (void)api_no_memory(err);
@@ -248,7 +289,7 @@ static json_t *embeddings_body(const struct api_answer *a, const struct protocol
     }
     return body_of(json_pack("{s:s, s:o, s:s, s:o}", "object", "list", "data", list, "model",
                              c->request->model, "usage", usage_json(a)),
-                   good, err);
+                   c->request, good, err);
 }
 
 /* [[...], ...], of ollama's /api/embed. */
@@ -266,7 +307,7 @@ static json_t *ollama_embed_body(const struct api_answer *a, const struct protoc
     }
     return body_of(json_pack("{s:s, s:o, s:I}", "model", c->request->model, "embeddings", list,
                              "prompt_eval_count", (json_int_t)a->prompt_tokens),
-                   good, err);
+                   c->request, good, err);
 }
 
 /* Of /api/embeddings, for one text. */
@@ -275,7 +316,7 @@ static json_t *ollama_embeddings_body(const struct api_answer *a, const struct p
     if (!api_answer_good(a, err))
         return NULL;
     json_t *values = floats_json(a->choices[0].embedding, c->request->embed.width);
-    return body_of(json_pack("{s:o}", "embedding", values), true, err);
+    return body_of(json_pack("{s:o}", "embedding", values), c->request, true, err);
 }
 
 struct ranked {
@@ -297,7 +338,7 @@ static double cosine(const float *a, const float *b, uint32_t n) {
 }
 
 static json_t *result_json(const struct api_request *r, const struct ranked *ranked) {
-    const struct api_prompt *p = &r->prompts[1 + ranked->index];
+    const struct api_prompt *p = &r->prompts[!r->embed.asks + ranked->index];
     json_t *made = json_pack("{s:I, s:f}", "index", (json_int_t)ranked->index, "relevance_score",
                              ranked->score);
     if (made && r->embed.returns_documents &&
@@ -311,15 +352,17 @@ static json_t *result_json(const struct api_request *r, const struct ranked *ran
 static json_t *rerank_body(const struct api_answer *a, const struct protocol_context *c,
                            struct api_error *err) {
     const struct api_request *r = c->request;
-    const uint32_t n = r->n_prompts - 1;
+    const uint32_t n = r->n_prompts - !r->embed.asks;
     if (!api_answer_good(a, err))
         return NULL;
     json_t *list = json_array();
     struct ranked *ranked = mem_calloc(n, sizeof *ranked);
     bool good = list && ranked;
     for (uint32_t i = 0; good && i < n; i++)
-        ranked[i] = (struct ranked){
-            i, cosine(a->choices[0].embedding, a->choices[1 + i].embedding, r->embed.width)};
+        ranked[i] =
+            (struct ranked){i, r->embed.asks ? rerank_score(a->choices[i].asked)
+                                             : cosine(a->choices[0].embedding,
+                                                      a->choices[1 + i].embedding, r->embed.width)};
     if (good)
         qsort(ranked, n, sizeof *ranked, by_score);
     for (uint32_t i = 0; good && i < n && i < r->embed.top_n; i++)
@@ -327,7 +370,7 @@ static json_t *rerank_body(const struct api_answer *a, const struct protocol_con
     mem_free(ranked);
     return body_of(json_pack("{s:s, s:s, s:o, s:o}", "id", c->id, "model", r->model, "results",
                              list, "usage", usage_json(a)),
-                   good, err);
+                   c->request, good, err);
 }
 
 /* There are no streams: requests never have `stream`. */
@@ -354,7 +397,7 @@ const struct protocol PROTOCOL_RERANK = {.name = "rerank",
 const struct protocol PROTOCOL_OLLAMA_EMBED = {.name = "ollama_embed",
                                                .id_prefix = "embd-",
                                                .prompt_field = "input",
-                                               .wants = embeddings_wants,
+                                               .wants = embed_wants,
                                                .read = ollama_embed_read,
                                                .body = ollama_embed_body,
                                                .error = ollama_error_json,

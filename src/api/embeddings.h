@@ -3,7 +3,8 @@
  * cohere's /v1/rerank).
  *
  *     {"input": ["a", "b"]}                 --> two prompts, each to an embedding
- *     {"query": "q", "documents": ["a"]}    --> two prompts; score: the cosine of q's and a's
+ *     {"query": "q", "documents": ["a"]}    --> two prompts; score: the cosine of q's and a's;
+ *                                               or (rerank.h) one, a question
  *
  * What they compute is stored nowhere, since texts that are embedded rarely begin alike; stored
  * prefixes are used. The invariants of openai.h hold here, too.

@@ -186,8 +186,9 @@ bool fim_set_prompt(const struct api_setup *setup, const struct fim_texts *texts
             return false;
     w.ids = list_of(body, prompt);
     ASSERT(w.ids->n == 0); /* otherwise the body has a prompt of ids, and no texts */
-    return add_bos(&w) && add_files(&w, &fim, texts) && add_id(&w, fim.ids[FIM_PREFIX]) &&
-           add_before(&w, texts) && add_id(&w, fim.ids[FIM_SUFFIX]) &&
+    return (texts->follows || add_bos(&w)) && add_files(&w, &fim, texts) &&
+           add_id(&w, fim.ids[FIM_PREFIX]) && add_before(&w, texts) &&
+           add_id(&w, fim.ids[FIM_SUFFIX]) &&
            (!texts->after ||
             add_text(&w, json_string_value(texts->after), json_string_length(texts->after), 0)) &&
            add_id(&w, fim.ids[FIM_MIDDLE]);

@@ -25,6 +25,7 @@ struct fim_texts {
     json_t *extra;             /* array of {"filename", "text"}, or NULL */
     const char *at;            /* the member that asks for it */
     const char *at_extra;
+    bool follows; /* a prompt-cache file: nothing begins a text */
 };
 /* Makes their tokens the body's "prompt", and those that end such an answer some of its
  * "stop_token_ids". False with *err. */

@@ -204,7 +204,7 @@ static void stream_close(void *stream) {
 
 /* {"content", "tokens"} of one event; the token is none at the end. */
 static json_t *piece_json(const struct native_stream *s, const kvasir_event *e) {
-    struct api_token token = {e->token, e->logprob, (uint32_t)e->n_top};
+    struct api_token token = api_token_of(e);
     const struct api_choice c = {.tokens = &token,
                                  .n_tokens = e->kind == KVASIR_EVENT_TOKEN,
                                  .top = (kvasir_token_logprob *)e->top,

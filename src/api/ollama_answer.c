@@ -155,7 +155,7 @@ static void *stream_open(const struct protocol_context *c, bool generate) {
 
 /* The text of a token, with its logprobs; they do not wait for text that is held back. */
 static bool add_token(struct ollama_stream *s, const kvasir_event *e) {
-    struct api_token token = {e->token, e->logprob, (uint32_t)e->n_top};
+    struct api_token token = api_token_of(e);
     const struct api_choice c = {
         .tokens = &token, .n_tokens = 1, .top = (kvasir_token_logprob *)e->top, .n_top = e->n_top};
     const bool wanted = e->kind == KVASIR_EVENT_TOKEN && s->c.request->engine.top_logprobs >= 0;

@@ -22,8 +22,6 @@
 #include "api/api_answer.h"
 #include "api/api_body.h"
 
-/* By the path of a URL; false: it is neither of the two. */
-bool openai_kind_of(const char *url, enum api_kind *kind);
 /* What to read of a body. */
 enum api_want openai_wants_chat(const char *name, size_t len, const char **known);
 enum api_want openai_wants_completion(const char *name, size_t len, const char **known);

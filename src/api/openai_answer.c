@@ -192,6 +192,50 @@ static bool add_echo(struct token_texts *t, const struct openai_echo *echo,
     return good;
 }
 
+/* {"123": {"logprob", "rank", "decoded_token"}}: the prompt's token, and the likeliest ones. */
+static json_t *prompt_token(struct token_texts *t, const struct api_token *token,
+                            const kvasir_token_logprob *top) {
+    json_t *object = json_object();
+    bool good = object != NULL;
+    for (uint32_t k = 0; good && k <= token->n_top; k++) {
+        const int32_t id = k ? top[k - 1].token : token->token;
+        const float logprob = k ? top[k - 1].logprob : token->logprob;
+        char key[16];
+        snprintf(key, sizeof key, "%d", id);
+        if (json_object_get(object, key))
+            continue;
+        good = token_text(t, id) &&
+               json_object_set_new(object, key,
+                                   json_pack("{s:o, s:I, s:o}", "logprob", logprob_json(logprob),
+                                             "rank", (json_int_t)(k ? k : token->rank),
+                                             "decoded_token",
+                                             json_stringn(t->text.data, t->text.len))) == 0;
+    }
+    if (good)
+        return object;
+    json_decref(object);
+    return NULL;
+}
+
+/* vLLM's list: null for the first token, then one object each. */
+static json_t *prompt_logprobs(const struct api_setup *setup, const struct api_choice *c) {
+    struct token_texts t = {.tokenizer = setup->tokenizer};
+    const kvasir_token_logprob *top = c->top;
+    json_t *list = json_array();
+    bool good = list && json_array_append_new(list, json_null()) == 0 &&
+                kvasir_detok_create(t.tokenizer, &t.detok, NULL) != KVASIR_ERR_MEMORY;
+    for (size_t i = 0; good && i < c->n_tokens; i++) {
+        good = json_array_append_new(list, prompt_token(&t, &c->tokens[i], top)) == 0;
+        top += c->tokens[i].n_top;
+    }
+    kvasir_detok_destroy(t.detok);
+    text_free(&t.text);
+    if (good)
+        return list;
+    json_decref(list);
+    return NULL;
+}
+
 static json_t *completion_logprobs(struct token_texts *t, const struct api_choice *c, size_t offset,
                                    const struct openai_echo *echo) {
     struct logprob_lists l = {json_array(), json_array(), json_array(), json_array(), offset};
@@ -291,10 +335,7 @@ static bool parse_message(const struct api_answer *a, const char *id, uint32_t i
     return good;
 }
 
-/* {"role", "content": null if there are only calls, "refusal", "reasoning_content", "tool_calls"},
- * the last two if there are any; *calls: how many. */
-static json_t *message_json(const struct api_answer *a, const char *id, uint32_t i,
-                            uint32_t *calls) {
+json_t *openai_message(const struct api_answer *a, const char *id, uint32_t i, uint32_t *calls) {
     struct message m = {0};
     json_t *made = NULL;
     if (parse_message(a, id, i, &m)) {
@@ -326,16 +367,23 @@ static json_t *completion_json(const struct api_setup *setup, const struct api_a
     const uint32_t prompt = i / a->request->engine.n;
     struct openai_echo echo = {0};
     json_t *made = NULL;
-    if (a->prompts)
+    const bool echoes = a->request->echoes;
+    if (echoes)
         echo = (struct openai_echo){.prompt = &a->request->prompts[prompt],
                                     .scores = &a->prompts[prompt]};
-    bool good = !a->prompts || openai_echo_text(setup, &echo);
+    bool good = !echoes || openai_echo_text(setup, &echo);
     json_t *logprobs =
-        good ? openai_logprobs(setup, a->request, c, 0, a->prompts ? &echo : NULL) : NULL;
+        good ? openai_logprobs(setup, a->request, c, 0, echoes ? &echo : NULL) : NULL;
     if (logprobs && text_append(&echo.text, c->text ? c->text : "", c->len))
         made = json_pack("{s:I, s:s%, s:O, s:s}", "index", (json_int_t)i, "text",
                          echo.text.data ? echo.text.data : "", echo.text.len, "logprobs", logprobs,
                          "finish_reason", openai_finish_reason(c->finish, 0));
+    if (made && a->request->scores &&
+        json_object_set_new(made, "prompt_logprobs", prompt_logprobs(setup, &a->prompts[prompt])) !=
+            0) {
+        json_decref(made);
+        made = NULL;
+    }
     json_decref(logprobs);
     text_free(&echo.text);
     return made;
@@ -348,7 +396,7 @@ static json_t *choice_json(const struct api_setup *setup, const struct api_answe
         return completion_json(setup, a, i);
     json_t *logprobs = openai_logprobs(setup, a->request, c, 0, NULL);
     uint32_t calls = 0;
-    json_t *message = message_json(a, id, i, &calls);
+    json_t *message = openai_message(a, id, i, &calls);
     return json_pack("{s:I, s:o, s:o, s:s}", "index", (json_int_t)i, "message", message, "logprobs",
                      logprobs, "finish_reason", openai_finish_reason(c->finish, calls));
 }
@@ -379,6 +427,9 @@ json_t *openai_answer_body(const struct api_answer *a, const struct api_setup *s
         json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", id, "object",
                   chat ? "chat.completion" : "text_completion", "created", (json_int_t)created,
                   "model", a->request->model, "choices", choices, "usage", usage_json(a));
+    if (chat && body && a->request->scores)
+        good =
+            json_object_set_new(body, "prompt_logprobs", prompt_logprobs(setup, a->prompts)) == 0;
     if (good && body && api_answer_warn(body, a->request))
         return body;
     json_decref(body);

@@ -24,7 +24,7 @@ static bool optional_text(struct api_request *r, json_t *body, const char *name,
 static bool check_supported(const struct api_setup *setup, json_t *body, struct api_error *err) {
     if (!setup->prompt_cache && api_get(body, "prompt_cache"))
         return api_refuse(err, "prompt_cache", "is not supported by this server");
-    return api_fields_check(body, err);
+    return api_fields_check(body, "prompt_logprobs", err);
 }
 
 /* ---- sampling -------------------------------------------------------------------------------- */
@@ -239,6 +239,25 @@ static bool read_echo(json_t *body, struct api_request *r, struct api_error *err
     return true;
 }
 
+/* vLLM's scores of the prompt's tokens, which it has in whole answers only, too. */
+static bool read_prompt_logprobs(json_t *body, struct api_request *r, struct api_error *err) {
+    static const char NAME[] = "prompt_logprobs";
+    json_int_t top = -1;
+    if (!api_whole(body, NAME, 0, KVASIR_TOP_LOGPROBS_MAX, &top, err))
+        return false;
+    if (top < 0)
+        return true;
+    if (r->stream)
+        return api_refuse(err, NAME, "is not supported in a stream");
+    if (r->prompt_cache)
+        return api_refuse(err, NAME, "cannot be combined with prompt_cache");
+    if (r->echoes && r->engine.top_logprobs >= 0 && r->engine.top_logprobs != top)
+        return api_refuse(err, NAME, "must be the same as \"logprobs\" together with \"echo\"");
+    r->scores = true;
+    r->engine.prompt_logprobs = (int32_t)top;
+    return true;
+}
+
 /* Of vLLM's combinations, those that make an answer: a new message, or the last one continued. */
 static bool read_continues(json_t *body, struct api_request *r, struct api_error *err) {
     struct openai_chat_shape shape;
@@ -354,7 +373,8 @@ bool openai_read_fields(const struct api_setup *setup, struct api_body *from, st
            read_continues(body, r, err) && read_stream(setup, body, r, err) &&
            read_limits(setup, body, r, err) && openai_read_constraint(body, r, err) &&
            read_sampling(setup, body, r, err) && read_stops(from, r, err) &&
-           read_logprobs(body, r, err) && read_echo(body, r, err);
+           read_logprobs(body, r, err) && read_echo(body, r, err) &&
+           read_prompt_logprobs(body, r, err);
 }
 
 /* ---- names ----------------------------------------------------------------------------------- */
@@ -366,6 +386,7 @@ static const char *const ALL[] = {"model",
                                   "cache",
                                   "control_tokens",
                                   "prompt_cache",
+                                  "session",
                                   "continue_final_message",
                                   "add_generation_prompt",
                                   "stream",
@@ -384,6 +405,7 @@ static const char *const ALL[] = {"model",
                                   "stop",
                                   "logprobs",
                                   "top_logprobs",
+                                  "prompt_logprobs",
                                   "tool_choice",
                                   NULL};
 static const char *const CHAT[] = {"messages",

@@ -48,6 +48,9 @@ bool openai_chat_text(const struct api_setup *setup, json_t *body,
 
 /* Calls that were cut off by the length are "length", as they are at OpenAI. */
 const char *openai_finish_reason(kvasir_finish finish, uint32_t calls);
+/* The message of choice i: {"role", "content": null if there are only calls, "refusal",
+ * "reasoning_content", "tool_calls"}, the last two if there are any; *calls: how many. */
+json_t *openai_message(const struct api_answer *a, const char *id, uint32_t i, uint32_t *calls);
 /* A prompt that is a part of the answer. */
 struct openai_echo {
     const struct api_prompt *prompt;

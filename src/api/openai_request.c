@@ -7,26 +7,17 @@
  *     completions  a text -> tokens, with BOS, control tokens recognised (as in vLLM and mlx-lm);
  *                  token ids -> as they are; with "suffix": fim.h
  *
- * With a prompt-cache file there is no BOS, since the prompt continues the file's.
+ * With a prompt-cache file or a text's session there is no BOS, since the prompt continues it.
  */
 #include "api/api_fields.h"
 #include "api/api_prompts.h"
 #include "api/fim.h"
 #include "api/openai_internal.h"
+#include "api/sessions.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-bool openai_kind_of(const char *url, enum api_kind *api) {
-    if (strcmp(url, "/v1/chat/completions") == 0)
-        *api = API_CHAT;
-    else if (strcmp(url, "/v1/completions") == 0)
-        *api = API_COMPLETIONS;
-    else
-        return false;
-    return true;
-}
 
 /* ---- completions ----------------------------------------------------------------------------- */
 
@@ -54,7 +45,10 @@ static bool read_suffix(const struct api_setup *setup, enum api_kind api, struct
         return true;
     if (!json_is_string(prompt))
         return api_refuse(err, "prompt", "must be a string if there is a \"suffix\"");
-    const struct fim_texts texts = {.before = {prompt}, .after = suffix, .at = "suffix"};
+    const struct fim_texts texts = {.before = {prompt},
+                                    .after = suffix,
+                                    .at = "suffix",
+                                    .follows = api_get(body->members, "prompt_cache") != NULL};
     return fim_set_prompt(setup, &texts, body, err);
 }
 
@@ -78,7 +72,7 @@ static bool set_answer(const struct api_setup *setup, const char *prompt, size_t
 
 static bool read_chat(const struct api_setup *setup, json_t *body, struct api_request *r,
                       struct api_error *err) {
-    const struct openai_chat_shape shape = {.begins_answer = !r->continues,
+    const struct openai_chat_shape shape = {.begins_answer = !r->continues && !r->session.closed,
                                             .continues = r->continues,
                                             .after_file = r->prompt_cache != NULL};
     char *text, *authors = NULL;
@@ -113,12 +107,13 @@ bool openai_read(const struct api_setup *setup, enum api_kind api, struct api_bo
                  struct api_request *out, struct api_error *err) {
     struct api_request r = {.api = api, .engine = kvasir_request_defaults(), .kept = json_array()};
     bool good = r.kept || api_no_memory(err);
-    good = good && read_suffix(setup, api, body, err) && openai_read_fields(setup, body, &r, err);
+    good = good && sessions_begin(setup, api, body, &r, err) &&
+           read_suffix(setup, api, body, err) && openai_read_fields(setup, body, &r, err);
     if (good)
         good = api == API_CHAT
                    ? read_chat(setup, body->members, &r, err)
                    : read_prompts(setup, body, &r, err) && constraint_apply_plain(&r, err);
-    good = good && constraint_compile(setup, &r, err);
+    good = good && sessions_extend(&r, err) && constraint_compile(setup, &r, err);
     if (good)
         *out = r;
     else {

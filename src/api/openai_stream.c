@@ -132,7 +132,7 @@ static bool begin_choice(struct openai_stream *s, struct chunk_choice *c) {
 }
 
 static bool set_logprobs(struct openai_stream *s, const kvasir_event *e, size_t offset) {
-    struct api_token token = {e->token, e->logprob, (uint32_t)e->n_top};
+    struct api_token token = api_token_of(e);
     const struct api_choice c = {
         .tokens = &token, .n_tokens = 1, .top = (kvasir_token_logprob *)e->top, .n_top = e->n_top};
     if (e->kind != KVASIR_EVENT_TOKEN || s->c.request->engine.top_logprobs < 0)
@@ -174,10 +174,10 @@ static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *o
     struct openai_stream *s = stream;
     ASSERT(e->choice < api_choices(s->c.request));
     struct chunk_choice *c = &s->choices[e->choice];
+    if (e->kind == KVASIR_EVENT_PROMPT_TOKEN) /* another thread may be in here */
+        return api_echo_event(&s->prompts[e->choice / s->c.request->engine.n], e);
     s->out = out;
     s->completion_tokens += e->kind == KVASIR_EVENT_TOKEN;
-    if (e->kind == KVASIR_EVENT_PROMPT_TOKEN)
-        return api_echo_event(&s->prompts[e->choice / s->c.request->engine.n], e);
     if (s->prompts && e->kind == KVASIR_EVENT_START)
         return true; /* the prompt's tokens are not known yet */
     if (!begin_choice(s, c))

@@ -42,6 +42,8 @@ struct protocol {
     void *(*open)(const struct protocol_context *c);
     void (*close)(void *stream); /* NULL is allowed */
     bool (*event)(void *stream, const kvasir_event *event, struct text_buf *out);
+    /* KVASIR_EVENT_PROMPT_TOKEN alone comes on the engine's thread, with out NULL, before the
+     * events that follow it: it is put into memory that open made. */
     /* Nothing else is sent for a while. */
     bool (*silence)(uint32_t prompt_done, uint32_t prompt_tokens, struct text_buf *out);
     bool (*failed)(const struct api_error *err, struct text_buf *out); /* in place of the rest */

@@ -95,7 +95,7 @@ static bool check_supported(json_t *body, struct api_error *err) {
         if (value && (json_typeof(value) != NOT_SUPPORTED[i].harmless || json_integer_value(value)))
             return api_refuse(err, NOT_SUPPORTED[i].name, "is not supported");
     }
-    if (!api_fields_check(body, err))
+    if (!api_fields_check(body, NULL, err))
         return false;
     json_t *include = api_get(body, "include"), *word;
     size_t i;

@@ -371,6 +371,7 @@ static void check_node(const struct prefix_tree *t, uint32_t x, struct counted *
     seen->tokens += (uint64_t)(n->to - n->from);
     seen->ends += n->first_child == NO_NODE && !n->pins;
     seen->favour += node_favour(t, x);
+    ASSERT((n->favour == 0) == (n->favoured_by == 0));
     if (!is_root(t, x)) {
         const uint32_t before = node_end(t, n->parent);
         ASSERT(n->expires >= t->next_expiry || n->expires >= t->expiry_seen);

@@ -149,6 +149,12 @@ uint64_t tree_expiry(const struct prefix_tree *t, uint32_t seconds);
  * on, as TREE_PINNED_SHARE of the budget has room for. tree_forget ends that. */
 void tree_favour(struct prefix_tree *t, const struct tree_cursor *at);
 enum { TREE_PINNED_SHARE = 2 }; /* one half */
+/* The same for what is stored of these tokens, until tree_release of those after the first `keep`
+ * (of a node that has both, it does nothing). What tree_favour was asked for stays so. */
+void tree_hold(struct prefix_tree *t, const void *salt, size_t salt_len, const int32_t *tokens,
+               uint32_t n);
+void tree_release(struct prefix_tree *t, const void *salt, size_t salt_len, const int32_t *tokens,
+                  uint32_t n, uint32_t keep);
 
 /* Bytes charged for the nodes of one sequence of so many tokens, if other prompts split none of
  * them. */

@@ -225,23 +225,54 @@ static uint64_t favour_bytes(const struct prefix_tree *t, uint32_t x) {
     return round_up(t->node_bytes + node_held_bytes(t, x), FAVOUR_UNIT);
 }
 
-void tree_favour(struct prefix_tree *t, const struct tree_cursor *at) {
+static void set_favour(struct prefix_tree *t, uint32_t x, uint64_t bytes) {
+    node_set_favour(t, x, bytes);
+    if (t->nodes[x].heap_at != NO_NODE)
+        tree_heap_update(t, x);
+}
+
+/* The path that ends with node `end`, as far as there is room. */
+static void favour_path(struct prefix_tree *t, uint32_t end, enum favour by) {
     const uint64_t most = kv_pool_stats(t->cache->pool).budget_bytes / TREE_PINNED_SHARE;
     uint64_t wanted = t->stats.pinned_bytes;
-    if (at->node == TREE_NOWHERE)
-        return;
-    for (uint32_t x = at->node; !is_root(t, x); x = t->nodes[x].parent)
+    for (uint32_t x = end; !is_root(t, x); x = t->nodes[x].parent)
         wanted += t->nodes[x].favour ? 0 : favour_bytes(t, x);
-    for (uint32_t x = at->node; !is_root(t, x); x = t->nodes[x].parent) {
-        if (t->nodes[x].favour)
+    for (uint32_t x = end; !is_root(t, x); x = t->nodes[x].parent) {
+        if (!t->nodes[x].favour && wanted > most) {
+            wanted -= favour_bytes(t, x); /* the path's end is of no use without the rest */
             continue;
-        if (wanted <= most) {
-            node_set_favour(t, x, favour_bytes(t, x));
-            if (t->nodes[x].heap_at != NO_NODE)
-                tree_heap_update(t, x);
-        } else { /* the end of the path goes first: it is of no use without the rest */
-            wanted -= favour_bytes(t, x);
         }
+        if (!t->nodes[x].favour)
+            set_favour(t, x, favour_bytes(t, x));
+        t->nodes[x].favoured_by |= (uint8_t)by;
+    }
+}
+
+void tree_favour(struct prefix_tree *t, const struct tree_cursor *at) {
+    if (at->node != TREE_NOWHERE)
+        favour_path(t, at->node, FAVOUR_REQUESTS);
+}
+
+void tree_hold(struct prefix_tree *t, const void *salt, size_t salt_len, const int32_t *tokens,
+               uint32_t n) {
+    const uint32_t root = tree_find_root(t, salt, salt_len);
+    if (root != NO_NODE)
+        favour_path(t, tree_walk(t, root, tokens, n, n).node, FAVOUR_HOLD);
+}
+
+void tree_release(struct prefix_tree *t, const void *salt, size_t salt_len, const int32_t *tokens,
+                  uint32_t n, uint32_t keep) {
+    const uint32_t root = tree_find_root(t, salt, salt_len);
+    if (root == NO_NODE)
+        return;
+    for (uint32_t x = tree_walk(t, root, tokens, n, n).node; !is_root(t, x);) {
+        struct node *node = &t->nodes[x];
+        if (node->number * TILE_TOKENS + node->from < keep)
+            return;
+        node->favoured_by &= (uint8_t)~FAVOUR_HOLD;
+        if (!node->favoured_by && node->favour)
+            set_favour(t, x, 0);
+        x = node->parent;
     }
 }
 

@@ -4,8 +4,8 @@
  *     tree_policy.c   which node is evicted first: keys, two heaps
  *     tree_chain.c    what a node's page is called in tiers; which of them are gone
  *     tree_nodes.c    nodes: children, pages, roots, splitting, merging
- *     tree_evict.c    making room, limits, ends of lives, fewer bits
  *     tree_walk.c     following a prompt: what can be used of it, and why no more
+ *     tree_evict.c    making room, limits, ends of lives, fewer bits
  *     tree.c          life, hits, storing, checking
  */
 #ifndef KVASIR_CACHE_TREE_INTERNAL_H
@@ -37,6 +37,7 @@ struct node {
     uint32_t expires;       /* seconds since 1970, or TREE_FOREVER */
     uint32_t offered_until; /* likewise, of what tiers have of its page, if it was offered */
     uint32_t favour;        /* what tree_favour counted, in units; 0: it is evicted in its turn */
+    uint8_t favoured_by;    /* by whom (enum favour); 0 if favour is */
     uint64_t used;          /* clock of the last hit through it */
     uint64_t resumed;       /* clock of the last hit that needed its window pages or state */
     double key;             /* its order in the heap */
@@ -60,7 +61,8 @@ struct salt {
  * bits give, where a later one replaces it. */
 enum { GONE_MAX = 4096 };
 
-enum { FAVOUR_UNIT = 1024 }; /* bytes */
+enum { FAVOUR_UNIT = 1024 };                          /* bytes */
+enum favour { FAVOUR_REQUESTS = 1, FAVOUR_HOLD = 2 }; /* tree_favour, tree_hold: bits */
 
 /* Candidates for eviction, or for losing pages: one heap for leaves, one for inner nodes; the
  * lowest key is first. */
@@ -223,6 +225,7 @@ void node_settle(struct prefix_tree *t, uint32_t x);
 void node_keep(struct prefix_tree *t, uint32_t x, uint64_t expires);
 /* Bytes of its pages and its state. */
 uint64_t node_held_bytes(const struct prefix_tree *t, uint32_t x);
+/* 0 bytes: nobody favours it any more. */
 void node_set_favour(struct prefix_tree *t, uint32_t x, uint64_t bytes);
 /* Makes the node reference this page of the group instead of its present one. */
 void node_hold_page(struct prefix_tree *t, uint32_t x, uint32_t group, struct kv_page page);

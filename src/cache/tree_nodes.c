@@ -189,6 +189,7 @@ void node_set_favour(struct prefix_tree *t, uint32_t x, uint64_t bytes) {
     ASSERT(t->stats.pinned_bytes >= node_favour(t, x));
     t->stats.pinned_bytes -= node_favour(t, x);
     n->favour = (uint32_t)((bytes + FAVOUR_UNIT - 1) / FAVOUR_UNIT);
+    n->favoured_by = bytes ? n->favoured_by : 0;
     t->stats.pinned_bytes += node_favour(t, x);
 }
 
@@ -376,6 +377,7 @@ static void node_merge(struct prefix_tree *t, uint32_t u) {
     lower->resumed = upper->resumed > lower->resumed ? upper->resumed : lower->resumed;
     lower->uses = upper->uses > lower->uses ? upper->uses : lower->uses;
     lower->abandoned = upper->abandoned;
+    lower->favoured_by |= upper->favoured_by;
     node_set_favour(t, x, node_favour(t, x) + node_favour(t, u));
     node_set_favour(t, u, 0);
     node_link(t, parent, x);

@@ -35,7 +35,7 @@
 
 struct batch_args {
     kvasir_model_options load;
-    const char *model, *in, *out, *order;
+    const char *model, *in, *out, *order, *rerank_form;
     struct chat_args chat;
     struct engine_args engine;
     uint32_t max_tokens;
@@ -66,6 +66,11 @@ static const struct option OPTIONS[] = {
     {.name = "--strict-fields", .kind = OPTION_FLAG, ROW(strict_fields),
      .help = "fail requests with unknown fields, instead of naming them in the answer's "
              "\"warnings\""},
+    {.name = "--rerank-form", .value = "FORM", .kind = OPTION_TEXT, .initial = "auto",
+     ROW(rerank_form),
+     .help = "how /v1/rerank scores a document: cosine (of its embedding and the query's), yes-no "
+             "(asks the model, as Qwen3-Reranker expects), or auto: by the name in the "
+             "model's path"},
     CHAT_OPTIONS(struct batch_args, chat),
     ENGINE_OPTIONS(struct batch_args, engine),
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
@@ -95,8 +100,9 @@ struct job {
     struct job *next;
     struct batch *batch;
     char *custom_id;
-    struct cache_file *cache;   /* NULL: none */
-    struct api_request request; /* until the answer is written */
+    const struct protocol *protocol; /* of its url; NULL: there is none */
+    struct cache_file *cache;        /* NULL: none */
+    struct api_request request;      /* until the answer is written */
     struct api_answer answer;
     struct api_error error;   /* status 0: none */
     bool submitted, complete; /* under the lock */
@@ -117,6 +123,7 @@ struct batch {
     size_t skipped; /* finished before */
     struct cache_file *files;
     char name[MODEL_NAME_BYTES]; /* of the model, in results */
+    enum rerank_form rerank;
 
     pthread_t writer;
     bool writing; /* the writer was started */
@@ -242,12 +249,14 @@ static void on_event(void *user, const kvasir_event *e) {
 static json_t *response_of(const struct batch *b, struct job *j) {
     uint64_t hash = hash_fnv1a(j->custom_id, strlen(j->custom_id));
     char id[64], request_id[32];
-    bool chat = j->request.api == API_CHAT;
-    snprintf(id, sizeof id, "%s-%016llx", chat ? "chatcmpl" : "cmpl", (unsigned long long)hash);
     snprintf(request_id, sizeof request_id, "req_%016llx", (unsigned long long)hash);
+    const struct protocol_context context = {
+        .setup = &b->setup, .request = &j->request, .id = id, .created = (int64_t)time(NULL)};
     json_t *body = NULL;
-    if (!j->error.status)
-        body = openai_answer_body(&j->answer, &b->setup, id, (int64_t)time(NULL), &j->error);
+    if (!j->error.status) {
+        snprintf(id, sizeof id, "%s%016llx", j->protocol->id_prefix, (unsigned long long)hash);
+        body = j->protocol->body(&j->answer, &context, &j->error);
+    }
     int status = body ? 200 : j->error.status;
     if (!body)
         body = openai_error_json(&j->error);
@@ -375,24 +384,40 @@ static void refuse(struct job *j, const char *param, const char *text) {
     snprintf(j->error.text, sizeof j->error.text, "%s: %s", param, text);
 }
 
+/* NULL: requests to this path cannot be in a batch. */
+static const struct protocol *protocol_of(const char *url) {
+    static const struct {
+        const char *url;
+        const struct protocol *protocol;
+    } ALL[] = {{"/v1/chat/completions", &PROTOCOL_CHAT},
+               {"/v1/completions", &PROTOCOL_COMPLETIONS},
+               {"/v1/embeddings", &PROTOCOL_EMBEDDINGS},
+               {"/v1/rerank", &PROTOCOL_RERANK}};
+    for (size_t i = 0; url && i < sizeof ALL / sizeof *ALL; i++)
+        if (strcmp(url, ALL[i].url) == 0)
+            return ALL[i].protocol;
+    return NULL;
+}
+
 /* Reads the line's request into the job, or what is wrong with it. */
 static void read_request(struct batch *b, struct job *j, const struct line *line) {
     const char *method = json_string_value(json_object_get(line->members, "method"));
     const char *url = json_string_value(json_object_get(line->members, "url"));
     struct api_setup setup = b->setup;
     struct api_body body;
-    enum api_kind api;
+    j->protocol = protocol_of(url);
     /* A request without a seed gets one of its own, which is the same in every run. */
     setup.sampling.seed = hash_fnv1a(j->custom_id, strlen(j->custom_id));
     if (!method || strcmp(method, "POST") != 0)
         refuse(j, "method", "is not \"POST\"");
-    else if (!url || !openai_kind_of(url, &api))
-        refuse(j, "url", "is neither \"/v1/chat/completions\" nor \"/v1/completions\"");
-    else if (!api_body_read(line->body, line->body_len, setup.vocab,
-                            api == API_CHAT ? openai_wants_chat : openai_wants_completion, &body,
+    else if (!j->protocol)
+        refuse(j, "url",
+               "is none of \"/v1/chat/completions\", \"/v1/completions\", \"/v1/embeddings\" and "
+               "\"/v1/rerank\"");
+    else if (!api_body_read(line->body, line->body_len, setup.vocab, j->protocol->wants, &body,
                             &j->error))
         return;
-    else if (!openai_read(&setup, api, &body, &j->request, &j->error))
+    else if (!j->protocol->read(&setup, &body, &j->request, &j->error))
         api_body_free(&body);
     else if (api_body_free(&body), !api_answer_init(&j->answer, &j->request))
         api_error_of(
@@ -572,6 +597,9 @@ static int open_model(struct batch *b) {
                                   .max_tokens = b->a->max_tokens,
                                   .sampling = kvasir_sampling_defaults(),
                                   .grammars = b->grammars,
+                                  .width = info.dim,
+                                  .pooling = kvasir_model_pooling(b->model),
+                                  .rerank = b->rerank,
                                   .clamp_tokens = b->a->clamp_tokens,
                                   .strict_fields = b->a->strict_fields,
                                   .prompt_cache = true};
@@ -681,7 +709,12 @@ int batch_main(int argc, char **argv) {
         return code;
     if (strcmp(a.order, "input") != 0 && strcmp(a.order, "finished") != 0)
         return usage_error(&COMMAND, "--order: \"%.40s\" is neither input nor finished", a.order);
+    enum rerank_form rerank;
+    if (!rerank_form_of(a.rerank_form, a.model, &rerank))
+        return usage_error(&COMMAND, "--rerank-form: \"%.40s\" is none of auto, cosine and yes-no",
+                           a.rerank_form);
     struct batch b = {.a = &a,
+                      .rerank = rerank,
                       .in.fd = -1,
                       .last = &b.first,
                       .lock = PTHREAD_MUTEX_INITIALIZER,

@@ -25,6 +25,7 @@ struct serve_args {
     struct settings settings;
     struct server_options server;
     const char *model, *api_key_file, *warm_prompts, *sandbox, *generation_config, *seed, *compat;
+    const char *rerank_form;
     struct text_list api_keys, allowed_hosts, trusted_proxies;
     struct engine_args engine;
     struct chat_args chat;
@@ -93,6 +94,11 @@ static const struct option OPTIONS[] = {
     GENERATION_OPTION(struct serve_args, generation_config),
     {.name = "--seed", .value = "N", .kind = OPTION_TEXT, ROW(seed),
      .shown = "another one for each", .help = "random seed of requests that bring none"},
+    {.name = "--rerank-form", .value = "FORM", .kind = OPTION_TEXT, .initial = "auto",
+     ROW(rerank_form),
+     .help = "how /v1/rerank scores a document: cosine (of its embedding and the query's), yes-no "
+             "(asks the model, as Qwen3-Reranker expects), or auto: by the name in the "
+             "model's path"},
     {.name = "--tool-call-parser", .value = "NAME", .kind = OPTION_TEXT,
      ROW(server.tool_call_parser), .shown = "by the chat template",
      .help = "form of tool calls in answers, by vLLM's name: hermes, qwen3_coder, llama3_json, "
@@ -156,11 +162,16 @@ static const struct option OPTIONS[] = {
     {.name = "--response-memory-mb", .value = "N", .kind = OPTION_U64, .min = 1, .max = 1 << 20,
      ROW(response_mib),
      .help = "memory, in MiB, for answers of /v1/responses that later requests continue by their "
-             "id; part of --request-memory-mb. The oldest leave first"},
+             "id, and as much for sessions; part of --request-memory-mb. The oldest answers leave "
+             "first; sessions that do not fit are refused"},
     {.name = "--response-ttl", .value = "S", .kind = OPTION_U32, .max = 365 * 86400,
      ROW(server.response_ttl_s),
      .help = "seconds that an answer of /v1/responses is kept after its last use; 0: none are "
              "kept"},
+    {.name = "--session-ttl", .value = "S", .kind = OPTION_U32, .max = 365 * 86400,
+     ROW(server.session_ttl_s),
+     .help = "seconds that a session (/v1/sessions) lives after its last use, at most; 0: there "
+             "are none"},
     SECONDS_ROW("--keepalive", server.keepalive_s,
                 "seconds between keep-alive comments in a stream that has nothing else to send"),
     {.name = "--drain-timeout", .value = "S", .kind = OPTION_U32, .max = 86400, .initial = "30",
@@ -393,6 +404,9 @@ static int settle_flags(struct serve *s) {
         return usage_error(&COMMAND, "--kv-cache-quantization: not allowed with --no-prefix-cache");
     if (a->server.model_name && !*a->server.model_name)
         return usage_error(&COMMAND, "--served-model-name: is empty");
+    if (!rerank_form_of(a->rerank_form, a->model, &a->server.rerank))
+        return usage_error(&COMMAND, "--rerank-form: \"%.40s\" is none of auto, cosine and yes-no",
+                           a->rerank_form);
     for (size_t i = 0; i < a->allowed_hosts.n; i++)
         if (!*a->allowed_hosts.items[i])
             return usage_error(&COMMAND, "--allowed-hosts: is empty");

@@ -127,8 +127,8 @@ struct step_buffers {
     struct state_view *states;  /* [prefill_chunk] */
     bool *hidden;               /* the same: of logit_rows, those whose states are wanted instead */
     uint32_t wanted;            /* rows of logit_rows */
-    uint32_t slice, slice_end;  /* of those, the rows whose logits are in host memory */
-    float *logits;              /* [options.logit_rows][vocab], host memory */
+    uint32_t slice, slice_end;  /* of those, the rows whose results are in host memory */
+    float *results;             /* [options.logit_rows][vocab], or as many states; host memory */
 };
 
 struct kvasir_context {
@@ -180,8 +180,9 @@ kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, 
 kvasir_status step_logits(struct kvasir_context *c, uint32_t row, const float **logits,
                           kvasir_error *err) MUST_CHECK;
 
-/* The same of a row of a part that is `hidden`: its state, to out [dim]. */
-kvasir_status step_hidden(struct kvasir_context *c, uint32_t row, float *out,
+/* The same of a row of a part that is `hidden`: its state [dim]. A slice of states has as many rows
+ * as there is room for in a slice of logits, in most models all of a step. */
+kvasir_status step_hidden(struct kvasir_context *c, uint32_t row, const float **state,
                           kvasir_error *err) MUST_CHECK;
 
 /* The position at which a token's attention costs as much as its matmuls with weights (for

@@ -303,7 +303,6 @@ static kvasir_status charge_fixed(struct kvasir_engine *e, kvasir_error *err) {
     const uint64_t loads = loads_bytes(e, kv_pool_stats(pool).budget_bytes);
     const uint64_t bytes = model_run_bytes(e->model->model, o->prefill_chunk, o->logit_rows) +
                            step_bytes(e->ctx) + sampler_scratch_bytes(vocab) + loads +
-                           model_config(e->model->model)->dim * sizeof *e->state +
                            answer_vocab_bytes(e); /* made on first use, charged up front */
     if (pool_charge(pool, bytes, NULL) != KVASIR_OK)
         return fail_field(err, KVASIR_ERR_BUDGET, "engine.cache_memory_bytes",
@@ -366,9 +365,6 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     e->max_waiting = o->max_waiting;
     e->rotates = e->ctx->options.cache.max_size != 0;
     TRY(sampler_scratch_create(config->vocab, &e->scratch, err));
-    e->state = mem_calloc(config->dim, sizeof *e->state);
-    if (!e->state)
-        return fail(err, KVASIR_ERR_MEMORY, "engine: out of memory");
     TRY(charge_fixed(e, err));
     if (!o->no_prefix_cache) {
         TRY(tree_create(e->ctx->cache, model_rebuild_tokens(config), &e->tree, err));
@@ -475,7 +471,6 @@ void kvasir_engine_destroy(kvasir_engine *e) {
     if (e->ctx)
         pool_discharge(kv_cache_pool(e->ctx->cache), e->fixed_bytes);
     sampler_scratch_destroy(e->scratch);
-    mem_free(e->state);
     kvasir_context_destroy(e->ctx);
     pthread_cond_destroy(&e->wake);
     pthread_mutex_destroy(&e->mutex);

@@ -5,6 +5,7 @@
  *     forget              leaves an order
  *     forget_counted      leaves a call, which the engine's thread answers between two steps
  *     explain             likewise
+ *     hold, release       leave calls that nobody waits for
  */
 #include <string.h>
 #include <time.h>
@@ -22,17 +23,16 @@ struct engine_call {
     const int32_t *tokens; /* [n_tokens] */
     uint32_t n_tokens;
     bool other_salts;
+    uint32_t keep;
     kvasir_forgotten_fn *forgotten;
     kvasir_explained_fn *explained;
     void *user;
 };
 
-static kvasir_status call(struct kvasir_engine *e, const struct engine_call *what,
-                          kvasir_error *err) {
-    struct engine_call *c = mem_alloc(sizeof *c);
+/* Takes c; NULL: out of memory. */
+static kvasir_status enqueue(struct kvasir_engine *e, struct engine_call *c, kvasir_error *err) {
     if (!c)
         return fail(err, KVASIR_ERR_MEMORY, "engine: out of memory");
-    *c = *what;
     pthread_mutex_lock(&e->mutex);
     struct engine_call **end = &e->calls;
     while (*end)
@@ -41,6 +41,14 @@ static kvasir_status call(struct kvasir_engine *e, const struct engine_call *wha
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->mutex);
     return KVASIR_OK;
+}
+
+static kvasir_status call(struct kvasir_engine *e, const struct engine_call *what,
+                          kvasir_error *err) {
+    struct engine_call *c = mem_alloc(sizeof *c);
+    if (c)
+        *c = *what;
+    return enqueue(e, c, err);
 }
 
 void cache_run_calls(struct kvasir_engine *e, struct engine_call *calls) {
@@ -160,6 +168,52 @@ kvasir_status kvasir_engine_explain(kvasir_engine *e, const char *salt, const in
                                   .explained = fn,
                                   .user = user};
     return call(e, &c, err);
+}
+
+/* ---- holding --------------------------------------------------------------------------------- */
+
+static void run_hold(struct kvasir_engine *e, const struct engine_call *c) {
+    if (e->tree)
+        tree_hold(e->tree, c->salt, strlen(c->salt), c->tokens, c->n_tokens);
+}
+
+static void run_release(struct kvasir_engine *e, const struct engine_call *c) {
+    if (e->tree)
+        tree_release(e->tree, c->salt, strlen(c->salt), c->tokens, c->n_tokens, c->keep);
+}
+
+/* With copies of salt and tokens behind it. */
+static kvasir_status call_with_copies(struct kvasir_engine *e, const struct engine_call *what,
+                                      const int32_t *tokens, size_t n, kvasir_error *err) {
+    const size_t salt_size = strlen(what->salt) + 1;
+    if (!tokens || n == 0 || n > INT32_MAX)
+        return fail(err, KVASIR_ERR_ARGUMENT, "there are no tokens, or too many");
+    TRY(seq_check_tokens(e->ctx, tokens, n, err));
+    struct engine_call *c = mem_alloc(sizeof *c + n * sizeof *tokens + salt_size);
+    if (c) {
+        int32_t *ids = (int32_t *)(c + 1);
+        char *salt = (char *)(ids + n);
+        memcpy(ids, tokens, n * sizeof *ids);
+        memcpy(salt, what->salt, salt_size);
+        *c = *what;
+        c->tokens = ids;
+        c->n_tokens = (uint32_t)n;
+        c->salt = salt;
+    }
+    return enqueue(e, c, err);
+}
+
+kvasir_status kvasir_engine_hold(kvasir_engine *e, const char *salt, const int32_t *tokens,
+                                 size_t n, kvasir_error *err) {
+    const struct engine_call c = {.run = run_hold, .salt = salt ? salt : ""};
+    return call_with_copies(e, &c, tokens, n, err);
+}
+
+kvasir_status kvasir_engine_release(kvasir_engine *e, const char *salt, const int32_t *tokens,
+                                    size_t n, size_t keep, kvasir_error *err) {
+    const struct engine_call c = {
+        .run = run_release, .salt = salt ? salt : "", .keep = (uint32_t)min_size(keep, UINT32_MAX)};
+    return call_with_copies(e, &c, tokens, n, err);
 }
 
 /* ---- time ------------------------------------------------------------------------------------ */

@@ -49,8 +49,10 @@ struct request {
     uint64_t id;
     kvasir_request r; /* its pointers are copies below, or borrowed */
     char *salt;
-    uint64_t *stop_set;     /* [token_set_words(vocab)] tokens that end it; NULL: none */
-    struct choice *choices; /* [n] */
+    uint64_t *stop_set;              /* [token_set_words(vocab)] tokens that end it; NULL: none */
+    struct choice *choices;          /* [n] */
+    int32_t asked[TOP_LOGPROBS_MAX]; /* [r.n_asked_tokens] */
+    float asked_logprobs[TOP_LOGPROBS_MAX]; /* likewise, once it is complete */
     struct task **followers;
     uint32_t open; /* choices that have not ended */
     uint32_t prompt_tokens, cached_tokens, prompt_done;
@@ -120,7 +122,7 @@ struct kvasir_engine {
     struct sched *sched;
     struct sampler_scratch *scratch;
     const float *logits;               /* [vocab] of the row that host_next handles, or */
-    float *state;                      /* [dim] its state */
+    const float *state;                /* [dim] its state */
     uint64_t fixed_bytes, tiers_bytes; /* of the budget: buffers of steps; of tiers */
     uint32_t max_running, max_waiting;
     uint32_t fit_tokens; /* the longest sequence that fits the budget alone */

@@ -252,6 +252,10 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     event.error = end == END_FAILED ? error : NULL;
     event.cache_bytes = t->held_bytes;
     event.embedding = c->embedded ? c->embedding : NULL;
+    if (end == END_COMPLETE && q->r.n_asked_tokens) {
+        event.asked_logprobs = q->asked_logprobs;
+        event.n_asked = q->r.n_asked_tokens;
+    }
     event.n_embedding = c->embedded ? model_config(e->model->model)->dim : 0;
     ASSERT(q->open > 0 && !c->ended);
     event.last = --q->open == 0;
@@ -363,6 +367,8 @@ static kvasir_status check_request(const struct kvasir_engine *e, const kvasir_r
         return fail_field(err, KVASIR_ERR_ARGUMENT, "request.no_store",
                           "cannot be combined with ttl_seconds or pin");
     TRY(rows_check(r, err));
+    if (r->n_asked_tokens)
+        TRY(seq_check_tokens(e->ctx, r->asked_tokens, r->n_asked_tokens, err));
     return seq_check_tokens(e->ctx, r->tokens, r->n_tokens, err);
 }
 
@@ -460,7 +466,7 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
     const uint32_t base = r->prompt_cache ? kvasir_prompt_cache_tokens(r->prompt_cache) : 0;
     uint32_t cap = 0;
     TRY(check_request(e, r, err));
-    settled.no_answer |= settled.embed != KVASIR_POOLING_NONE;
+    settled.no_answer |= settled.embed != KVASIR_POOLING_NONE || settled.n_asked_tokens;
     TRY(settle_length(e, r, base, &cap, err));
     struct request *q = mem_calloc(1, sizeof *q);
     if (!q)
@@ -470,6 +476,8 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
     q->r = *r;
     q->open = r->n;
     q->prompt_tokens = base + (uint32_t)r->n_tokens;
+    if (r->n_asked_tokens)
+        memcpy(q->asked, r->asked_tokens, r->n_asked_tokens * sizeof *q->asked);
     q->salt = mem_strdup(r->salt ? r->salt : "");
     q->choices = mem_calloc(r->n, sizeof *q->choices);
     q->followers = mem_calloc(r->n, sizeof *q->followers);
@@ -491,6 +499,7 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
     q->r.tokens = NULL; /* the caller may free these now */
     q->r.stops = NULL;
     q->r.stop_tokens = NULL;
+    q->r.asked_tokens = NULL;
     q->r.shown_tokens = NULL;
     q->r.grammar = NULL;
     *out = q;

@@ -2,6 +2,7 @@
 /* prompt_rows.c: what a request wants of its prompt's rows beside an answer:
  *
  *     logits of row i --> log-probability of token i + 1 --> KVASIR_EVENT_PROMPT_TOKEN
+ *     logits of the last row --> log-probabilities of asked_tokens, at the end
  *     state of a row  --> pooled: the last one, or the mean of all --> embedding, at the end
  *
  * The scheduler gives the rows in order, each once, also over a preemption (SCHED-10). So the mean
@@ -25,6 +26,13 @@ kvasir_status rows_check(const kvasir_request *r, kvasir_error *err) {
         return fail_field(err, KVASIR_ERR_ARGUMENT, "request.embed",
                           "cannot be combined with n above 1, prompt_logprobs, a grammar or a "
                           "prompt cache");
+    if (r->n_asked_tokens > TOP_LOGPROBS_MAX)
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.asked_tokens",
+                          "%zu tokens, at most %d are allowed", r->n_asked_tokens,
+                          TOP_LOGPROBS_MAX);
+    if (r->n_asked_tokens && (r->n > 1 || embeds || r->grammar))
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.asked_tokens",
+                          "cannot be combined with n above 1, embed or a grammar");
     return KVASIR_OK;
 }
 
@@ -47,7 +55,7 @@ void rows_deinit(struct choice *c) {
 kvasir_status rows_read(struct choice *c, uint32_t row, kvasir_error *err) {
     struct kvasir_engine *e = c->request->engine;
     if (c->pooled)
-        return step_hidden(e->ctx, row, e->state, err);
+        return step_hidden(e->ctx, row, &e->state, err);
     return step_logits(e->ctx, row, &e->logits, err);
 }
 
@@ -68,6 +76,7 @@ bool rows_take(struct choice *c, uint32_t position, kvasir_event *event) {
         return false;
     const uint32_t most = (uint32_t)c->request->r.prompt_logprobs;
     event->token = c->task.tokens[position + 1];
+    event->rank = sampler_rank(e->logits, vocab, event->token);
     event->n_top = most < vocab ? most : vocab;
     event->top = e->top;
     sampler_logprobs(e->logits, vocab, event->token, (uint32_t)event->n_top, &event->logprob,
@@ -80,6 +89,10 @@ void rows_finish(struct choice *c) {
     double squares = 0;
     c->finish = KVASIR_FINISH_LENGTH;
     c->request->prompt_done = c->request->prompt_tokens;
+    for (size_t i = 0; i < c->request->r.n_asked_tokens; i++)
+        sampler_logprobs(c->request->engine->logits,
+                         model_config(c->request->engine->model->model)->vocab,
+                         c->request->asked[i], 0, &c->request->asked_logprobs[i], NULL);
     if (!c->pooled)
         return;
     if (!c->task.every_row)

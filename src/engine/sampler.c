@@ -638,6 +638,15 @@ static void insert_top(kvasir_token_logprob *top, uint32_t n, uint32_t id, float
     top[at] = (kvasir_token_logprob){(int32_t)id, value};
 }
 
+uint32_t sampler_rank(const float *logits, uint32_t vocab, int32_t token) {
+    ASSERT(token >= 0 && (uint32_t)token < vocab);
+    const float least = value_of(logits, (uint32_t)token);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < vocab; i++)
+        n += value_of(logits, i) >= least;
+    return n;
+}
+
 void sampler_logprobs(const float *logits, uint32_t vocab, int32_t token, uint32_t n_top,
                       float *logprob, kvasir_token_logprob *top) {
     ASSERT(n_top <= TOP_LOGPROBS_MAX && n_top <= vocab && token >= 0 && (uint32_t)token < vocab);

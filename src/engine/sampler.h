@@ -39,5 +39,7 @@ enum { TOP_LOGPROBS_MAX = KVASIR_TOP_LOGPROBS_MAX };
  * ones by id; n_top <= TOP_LOGPROBS_MAX, vocab. NaN counts as -inf; no result is NaN. */
 void sampler_logprobs(const float *logits, uint32_t vocab, int32_t token, uint32_t n_top,
                       float *logprob, kvasir_token_logprob *top);
+/* How many tokens are at least as likely; 1: none but this one. */
+uint32_t sampler_rank(const float *logits, uint32_t vocab, int32_t token);
 
 #endif

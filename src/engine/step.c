@@ -8,8 +8,14 @@
 
 #include "engine/engine.h"
 
+/* Of the buffer of results: logits of some rows, or states of more. */
+static size_t result_floats(const struct kvasir_context *c) {
+    const struct model_config *m = model_config(c->model->model);
+    return max_size((size_t)c->options.logit_rows * m->vocab, m->dim);
+}
+
 kvasir_status step_init(struct kvasir_context *c, kvasir_error *err) {
-    const size_t rows = c->options.prefill_chunk, vocab = model_config(c->model->model)->vocab;
+    const size_t rows = c->options.prefill_chunk;
     struct step_buffers *s = &c->step;
     s->tokens = mem_calloc(rows, sizeof *s->tokens);
     s->pos = mem_calloc(rows, sizeof *s->pos);
@@ -20,9 +26,9 @@ kvasir_status step_init(struct kvasir_context *c, kvasir_error *err) {
     s->seqs = mem_calloc(rows, sizeof *s->seqs);
     s->views = mem_calloc(rows * c->n_groups, sizeof *s->views);
     s->states = mem_calloc(rows, sizeof *s->states);
-    s->logits = mem_alloc_aligned(c->options.logit_rows * vocab * sizeof *s->logits);
+    s->results = mem_alloc_aligned(result_floats(c) * sizeof *s->results);
     if (!s->tokens || !s->pos || !s->logit_rows || !s->hidden || !s->order || !s->first_row ||
-        !s->seqs || !s->views || !s->states || !s->logits)
+        !s->seqs || !s->views || !s->states || !s->results)
         return fail(err, KVASIR_ERR_MEMORY, "context: out of memory");
     return KVASIR_OK;
 }
@@ -38,16 +44,16 @@ void step_deinit(struct kvasir_context *c) {
     mem_free(s->seqs);
     mem_free(s->views);
     mem_free(s->states);
-    mem_free(s->logits);
+    mem_free(s->results);
 }
 
 uint64_t step_bytes(const struct kvasir_context *c) {
     const struct step_buffers *s = &c->step;
-    const size_t rows = c->options.prefill_chunk, vocab = model_config(c->model->model)->vocab;
+    const size_t rows = c->options.prefill_chunk;
     return rows * (sizeof *s->tokens + sizeof *s->pos + sizeof *s->logit_rows + sizeof *s->hidden +
                    sizeof *s->order + sizeof *s->first_row + sizeof *s->seqs +
                    c->n_groups * sizeof *s->views + sizeof *s->states) +
-           c->options.logit_rows * vocab * sizeof *s->logits;
+           result_floats(c) * sizeof *s->results;
 }
 
 /* Positions that a part's rows attend to, together. */
@@ -98,23 +104,30 @@ static void deal_seqs(const struct kvasir_context *c, const struct step_part *pa
         }
 }
 
-/* Logits of the wanted rows from `first` on, as many as the head multiplies at a time, up to one
- * whose state is wanted. */
+static uint32_t result_width(const struct kvasir_context *c, bool hidden) {
+    const struct model_config *m = model_config(c->model->model);
+    return hidden ? m->dim : m->vocab;
+}
+
+/* The results of the wanted rows from `first` on, as many of its kind, logits or states, as the
+ * head multiplies at a time or the buffer holds. */
 static kvasir_status read_slice(struct kvasir_context *c, uint32_t first, kvasir_error *err) {
     struct step_buffers *s = &c->step;
+    const bool hidden = s->hidden[first];
+    const size_t width = result_width(c, hidden),
+                 most = hidden ? result_floats(c) / width : c->options.logit_rows;
     uint32_t n = 0;
-    while (n < c->options.logit_rows && first + n < s->wanted && !s->hidden[first + n])
+    while (n < most && first + n < s->wanted && s->hidden[first + n] == hidden)
         n++;
-    const float *logits = model_head(c->run, s->logit_rows + first, n);
+    const float *results = (hidden ? model_hidden : model_head)(c->run, s->logit_rows + first, n);
     s->slice = s->slice_end = first;
-    TRY(backend_read(c->backend, s->logits, logits,
-                     (size_t)n * model_config(c->model->model)->vocab * sizeof *logits, err));
+    TRY(backend_read(c->backend, s->results, results, n * width * sizeof *results, err));
     TRY(checkpoint_check(model_checkpoint(c->model->model), err));
     s->slice_end = first + n;
     return KVASIR_OK;
 }
 
-/* Ends a step of which no logits are wanted. */
+/* Ends a step of which no results are wanted. */
 static kvasir_status flush(struct kvasir_context *c, kvasir_error *err) {
     TRY(backend_flush(c->backend, err));
     return checkpoint_check(model_checkpoint(c->model->model), err);
@@ -144,27 +157,28 @@ kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, 
                           .views = s->views,
                           .states = c->options.cache.state_bytes ? s->states : NULL};
     model_forward(c->run, &batch);
-    const kvasir_status status = s->wanted && !s->hidden[0] ? read_slice(c, 0, err) : flush(c, err);
+    const kvasir_status status = s->wanted ? read_slice(c, 0, err) : flush(c, err);
     for (uint32_t i = 0; i < n; i++) /* no rows if the device or a file failed */
         seq_commit(parts[i].seq, parts[i].tokens, status == KVASIR_OK ? parts[i].rows : 0);
     return status;
 }
 
-kvasir_status step_logits(struct kvasir_context *c, uint32_t row, const float **logits,
-                          kvasir_error *err) {
+static kvasir_status result_of(struct kvasir_context *c, uint32_t row, bool hidden,
+                               const float **out, kvasir_error *err) {
     struct step_buffers *s = &c->step;
-    ASSERT(row < s->wanted && !s->hidden[row]);
+    ASSERT(row < s->wanted && s->hidden[row] == hidden);
     if (row < s->slice || row >= s->slice_end)
         TRY(read_slice(c, row, err));
-    *logits = s->logits + (size_t)(row - s->slice) * model_config(c->model->model)->vocab;
+    *out = s->results + (size_t)(row - s->slice) * result_width(c, hidden);
     return KVASIR_OK;
 }
 
-kvasir_status step_hidden(struct kvasir_context *c, uint32_t row, float *out, kvasir_error *err) {
-    const struct step_buffers *s = &c->step;
-    ASSERT(row < s->wanted && s->hidden[row]);
-    const float *state = model_hidden(c->run, s->logit_rows + row, 1);
-    TRY(backend_read(c->backend, out, state, model_config(c->model->model)->dim * sizeof *out,
-                     err));
-    return checkpoint_check(model_checkpoint(c->model->model), err);
+kvasir_status step_logits(struct kvasir_context *c, uint32_t row, const float **logits,
+                          kvasir_error *err) {
+    return result_of(c, row, false, logits, err);
+}
+
+kvasir_status step_hidden(struct kvasir_context *c, uint32_t row, const float **state,
+                          kvasir_error *err) {
+    return result_of(c, row, true, state, err);
 }

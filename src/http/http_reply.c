@@ -72,6 +72,7 @@ static const char *reason(unsigned status) {
         {HTTP_FORBIDDEN, "Forbidden"},
         {HTTP_NOT_FOUND, "Not Found"},
         {HTTP_METHOD_NOT_ALLOWED, "Method Not Allowed"},
+        {HTTP_CONFLICT, "Conflict"},
         {HTTP_CONTENT_TOO_LARGE, "Content Too Large"},
         {HTTP_URI_TOO_LONG, "URI Too Long"},
         {HTTP_TOO_MANY_REQUESTS, "Too Many Requests"},

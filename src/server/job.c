@@ -48,6 +48,7 @@ struct job {
     const char *key; /* the tenant's; belongs to the options */
     struct tenant tenant;
     struct responses_store responses; /* the tenant's */
+    struct session_user session;      /* likewise */
     char *salt;
     char *body;    /* its text, if it is logged */
     char *unknown; /* names of fields that nobody knows; NULL: none */
@@ -55,7 +56,7 @@ struct job {
     struct api_request request;
     int64_t created;
     const struct protocol *protocol;
-    struct api_answer answer; /* unless stream */
+    struct api_answer answer; /* unless it is a stream and continues no session */
     char *text;               /* the answer's, JOB_WRITTEN; NULL: `refused` says why */
     void *stream;
     struct text_buf out; /* of the stream; sent up to out_at */
@@ -160,6 +161,10 @@ static void job_end(struct job *j) {
     job_free(j);
 }
 
+static bool collects(const struct job *j) {
+    return !j->request.stream || j->request.session.id;
+}
+
 /* ---- the engine's thread --------------------------------------------------------------------- */
 
 static void note_event(struct job *j, const kvasir_event *e) {
@@ -236,19 +241,23 @@ static void on_event(void *user, const kvasir_event *e) {
                      e->cached_tokens - j->cached_tokens); /* another prompt has begun */
     if (e->kind == KVASIR_EVENT_START && j->request.n_prompts < 2)
         note_lookup(j, e);
-    if (!stream) { /* the answer is this thread's until it is complete */
+    if (collects(j)) { /* the answer is this thread's until it is complete */
         struct charge *before = charge_enter(j->charge);
         api_answer_event(&j->answer, e);
         charge_leave(before);
     }
+    const bool stored = stream && e->kind == KVASIR_EVENT_PROMPT_TOKEN,
+               sent = stream && !stored && e->kind != KVASIR_EVENT_PROGRESS;
+    if (stored) /* there is room for all of them, which JOB-2's buffer is not for */
+        (void)j->protocol->event(j->stream, e, NULL);
     pthread_mutex_lock(&j->mutex);
     ASSERT(!j->complete);
     note_event(j, e);
-    if (stream && e->kind != KVASIR_EVENT_PROGRESS)
+    if (sent)
         queue_event(j, e);
     j->complete = last;
     const bool over = last && !j->exchange;
-    if (j->exchange && (last || (stream && e->kind != KVASIR_EVENT_PROGRESS)))
+    if (j->exchange && (last || sent))
         http_wake(j->exchange);
     pthread_mutex_unlock(&j->mutex);
     if (!last)
@@ -292,6 +301,8 @@ static void stream_event(struct job *j, const kvasir_event *e) {
                               NO_MEMORY = {.code = KVASIR_ERR_MEMORY,
                                            .offset = -1,
                                            .text = "out of memory for the answer"};
+    if (e->last)
+        sessions_advance(&j->setup, &j->request, &j->answer, j->id);
     if (e->kind == KVASIR_EVENT_DONE && e->finish == KVASIR_FINISH_ERROR)
         stream_failed(j, &j->taken_error);
     else if (e->kind == KVASIR_EVENT_DONE && e->finish == KVASIR_FINISH_CANCELLED)
@@ -415,12 +426,14 @@ static bool read_request(struct job *j, struct http_exchange *exchange, struct a
     if (!good || !set_salt(j, err) || !check_limits(j, err))
         return false;
     const struct protocol_context context = context_of(j);
+    if (collects(j) && !api_answer_init(&j->answer, &j->request))
+        return api_no_memory(err);
     if (j->request.stream) {
         j->stream = j->protocol->open(&context);
         return (j->stream && events_make(j, &j->queue) && events_make(j, &j->taken)) ||
                api_no_memory(err);
     }
-    return api_answer_init(&j->answer, &j->request) || api_no_memory(err);
+    return true;
 }
 
 static bool recall(void *user, const char *id, json_t *items, struct api_error *err) {
@@ -456,6 +469,10 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
     if (s->kept) {
         j->responses = (struct responses_store){j, recall, keep};
         j->setup.responses = &j->responses;
+    }
+    if (s->sessions) {
+        session_user_begin(&j->session, s->sessions, j->key, tenant->sees_all);
+        j->setup.sessions = &j->session.store;
     }
     server_client_id(exchange, j->client_id);
     snprintf(exchange->id, sizeof exchange->id, "%s", *j->client_id ? j->client_id : j->id);
@@ -578,6 +595,7 @@ static void write_answer(struct job *j) {
     struct api_error err;
     see_times(j);
     struct charge *before = charge_enter(j->charge);
+    sessions_advance(&j->setup, &j->request, &j->answer, j->id);
     json_t *body = j->protocol->body(&j->answer, &context, &err);
     j->text = body ? reply_dump(body) : NULL;
     api_answer_free(&j->answer);
@@ -679,6 +697,7 @@ static void job_done(struct http_exchange *exchange, unsigned status) {
     struct job *j = job_of(exchange);
     struct server *s = j->server;
     struct job_record record;
+    session_user_end(&j->session);
     pthread_mutex_lock(&j->mutex);
     ASSERT(j->phase != JOB_UNREAD && j->phase != JOB_WRITING);
     j->exchange = NULL;

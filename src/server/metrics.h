@@ -108,6 +108,7 @@ struct server_figures {
     struct grammar_figures grammars;
     struct warm_figures warm;            /* prompts 0: there are none */
     uint64_t kept_responses, kept_bytes; /* of /v1/responses */
+    uint64_t sessions, session_bytes;
     const struct tenant_figures
         *tenants; /* [n_tenants], names differ; none: the server has no keys */
     size_t n_tenants;

@@ -369,6 +369,9 @@ static void process(struct metrics_page *p, const struct server_figures *f) {
           "Answers of /v1/responses that are kept.");
     gauge(p, "kvasir_responses_kept_bytes", "", (double)f->kept_bytes,
           "Memory of kept answers of /v1/responses, part of what requests own.");
+    gauge(p, "kvasir_sessions", "", (double)f->sessions, "Sessions (/v1/sessions).");
+    gauge(p, "kvasir_sessions_bytes", "", (double)f->session_bytes,
+          "Memory of sessions, their pages not among it; part of what requests own.");
     gauge(p, "kvasir_connections", "", f->connections, "Open connections.");
     gauge(p, "kvasir_requests_unread", "", f->unread, "Requests that wait to be parsed.");
     gauge(p, "kvasir_uptime_seconds", "", f->uptime_s, "Seconds since the server started.");

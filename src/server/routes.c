@@ -88,6 +88,7 @@ static enum http_step run_job(struct server *s, struct http_exchange *exchange,
 
 static struct server_figures figures(struct server *s) {
     const struct kept_figures kept = kept_figures(s->kept);
+    const struct sessions_figures sessions = sessions_figures(s->sessions);
     struct server_figures f = {.model = s->options.model_name,
                                .created_s = s->started_s,
                                .connections = http_connections(s->http),
@@ -96,7 +97,9 @@ static struct server_figures figures(struct server *s) {
                                .grammars = grammar_cache_figures(s->grammars),
                                .warm = warm_figures(s->warm),
                                .kept_responses = kept.responses,
-                               .kept_bytes = kept.bytes};
+                               .kept_bytes = kept.bytes,
+                               .sessions = sessions.sessions,
+                               .session_bytes = sessions.bytes};
     metrics_figures(s->metrics, s->engine, metrics_now_us(), &f);
     return f;
 }
@@ -354,6 +357,12 @@ static enum http_step run_response(struct server *s, struct http_exchange *excha
                       json_pack("{s:s, s:o, s:b}", "object", "list", "data", items, "has_more", 0));
 }
 
+static enum http_step run_session(struct server *s, struct http_exchange *exchange,
+                                  const struct route *r, const struct tenant *t) {
+    (void)r;
+    return session_answer(s, exchange, t);
+}
+
 static const struct route ROUTES[] = {
     {"POST", "/v1/chat/completions", "chat", KEY, run_job, &PROTOCOL_CHAT, NULL},
     {"POST", "/chat/completions", "chat", KEY, run_job, &PROTOCOL_CHAT,
@@ -373,6 +382,12 @@ static const struct route ROUTES[] = {
      &COUNT_INPUT},
     {"GET", "/v1/responses/", "response", KEY, run_response, NULL, NULL},
     {"DELETE", "/v1/responses/", "response", KEY, run_response, NULL, NULL},
+    {"POST", "/v1/sessions", "sessions", KEY, run_job, &PROTOCOL_SESSIONS, NULL},
+    {"GET", "/v1/sessions", "session", KEY, run_session, NULL, NULL},
+    {"GET", "/v1/sessions/", "session", KEY, run_session, NULL, NULL},
+    {"PATCH", "/v1/sessions/", "session", KEY, run_session, NULL, NULL},
+    {"DELETE", "/v1/sessions/", "session", KEY, run_session, NULL, NULL},
+    {"POST", "/v1/sessions/", "session", KEY, run_session, NULL, NULL},
     {"POST", "/tokenize", "tokenize", KEY, run_text, NULL, &TOKENIZE},
     {"POST", "/detokenize", "detokenize", KEY, run_text, NULL, &DETOKENIZE},
     {"POST", "/apply-template", "apply_template", KEY, run_text, NULL, &APPLY_TEMPLATE},
@@ -450,7 +465,7 @@ static const struct protocol *protocol_of(const struct http_exchange *exchange) 
 static enum http_step preflight(struct server *s, struct http_exchange *exchange) {
     struct http_reply r = reply_head(s, exchange, HTTP_NO_CONTENT, NULL);
     if (origin_allowed(s, exchange)) {
-        http_reply_header(&r, "Access-Control-Allow-Methods", "GET, POST, DELETE");
+        http_reply_header(&r, "Access-Control-Allow-Methods", "GET, POST, PATCH, DELETE");
         http_reply_header(&r, "Access-Control-Allow-Headers", "*, Authorization");
     }
     return http_reply_static(exchange, &r, "", 0);

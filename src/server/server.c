@@ -29,6 +29,7 @@ struct server_options server_defaults(void) {
                                    .text_timeout_s = 30,
                                    .response_bytes = 64 << 20,
                                    .response_ttl_s = 86400,
+                                   .session_ttl_s = 86400,
                                    .keepalive_s = 5};
 }
 
@@ -68,6 +69,7 @@ static void trim(struct server *s) {
 static void tick(void *user) {
     jobs_tick(user);
     forgets_tick(user);
+    sessions_tick(((struct server *)user)->sessions);
     trim(user);
 }
 
@@ -116,6 +118,7 @@ static void set_up(struct server *s) {
                                   .grammars = s->grammars,
                                   .width = info.dim,
                                   .pooling = kvasir_model_pooling(s->model),
+                                  .rerank = s->options.rerank,
                                   .clamp_tokens = s->options.clamp_tokens,
                                   .strict_fields = s->options.strict_fields,
                                   .stream = true};
@@ -226,6 +229,20 @@ bool server_set_keys(struct server *s, const struct server_key *keys, size_t n) 
     return accounts_set(s->accounts, keys, n);
 }
 
+/* What is kept for clients. False: out of memory. */
+static bool set_up_kept(struct server *s) {
+    const struct server_options *o = &s->options;
+    const struct sessions_options sessions = {.engine = s->engine,
+                                              .account = &s->requests,
+                                              .max_bytes = o->response_bytes,
+                                              .max_ttl_s = o->session_ttl_s,
+                                              .model = o->model_name};
+    if (o->response_ttl_s && o->response_bytes &&
+        !(s->kept = kept_create(&s->requests, o->response_bytes, o->response_ttl_s)))
+        return false;
+    return !o->session_ttl_s || !o->response_bytes || (s->sessions = sessions_create(&sessions));
+}
+
 kvasir_status server_create(const struct server_options *o, const kvasir_model *model,
                             kvasir_engine *engine, struct server **out, kvasir_error *err) {
     kvasir_context_info info;
@@ -246,14 +263,13 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
     s->most_prompt_tokens = most_prompt_tokens(s, info.ctx);
     s->work = work_pool_create();
     s->lookups = lookups_create();
-    const bool keeps = good && o->response_ttl_s && o->response_bytes;
-    s->kept = keeps ? kept_create(&s->requests, o->response_bytes, o->response_ttl_s) : NULL;
+    const bool kept = good && set_up_kept(s);
     s->log = o->on_log ? log_create(o->on_log, o->log_user) : NULL;
     s->accounts = accounts_create(o->max_waiting);
     s->needs_key = o->n_api_keys > 0;
     s->options.api_keys = NULL; /* borrowed until here */
-    if (!good || !s->metrics || !s->accounts || !server_set_keys(s, o->api_keys, o->n_api_keys) ||
-        !s->work || !s->lookups || (keeps && !s->kept) || (o->on_log && !s->log)) {
+    if (!kept || !s->metrics || !s->accounts || !server_set_keys(s, o->api_keys, o->n_api_keys) ||
+        !s->work || !s->lookups || (o->on_log && !s->log)) {
         server_destroy(s);
         return err->code;
     }
@@ -325,6 +341,7 @@ void server_destroy(struct server *s) {
     log_destroy(s->log);
     lookups_destroy(s->lookups);
     kept_destroy(s->kept);
+    sessions_destroy(s->sessions);
     grammar_cache_destroy(s->grammars);
     metrics_destroy(s->metrics);
     accounts_destroy(s->accounts);

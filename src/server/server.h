@@ -48,6 +48,7 @@ struct server_options {
     json_t *variables;       /* object: variables of chat templates; NULL: none */
     const char *tool_call_parser,
         *reasoning_parser;    /* server_check_parsers; NULL: by the template */
+    enum rerank_form rerank;  /* how /v1/rerank asks the model */
     bool all_control;         /* chats: names of control tokens become tokens whoever wrote them */
     kvasir_sampling sampling; /* defaults of requests */
     bool fixed_seed;          /* sampling.seed is one of them; otherwise each has its own */
@@ -75,8 +76,10 @@ struct server_options {
     uint32_t head_timeout_s;  /* until the headers of a request are complete */
     uint32_t write_timeout_s; /* until a client reads something */
     uint32_t text_timeout_s;  /* until a body is read, rendered and tokenized */
-    uint64_t response_bytes;  /* for kept answers of /v1/responses, within the request memory */
-    uint32_t response_ttl_s;  /* how long they are kept unused; 0: none are */
+    uint64_t response_bytes;  /* for kept answers of /v1/responses, within the request memory, and
+                                 as much for sessions */
+    uint32_t response_ttl_s;  /* how long answers are kept unused; 0: none are */
+    uint32_t session_ttl_s;   /* how long sessions are, at most; 0: there are none */
     uint32_t keepalive_s;     /* between comments in a stream that has nothing else to send */
     bool log_prompts;         /* request bodies go to the log */
     /* Writes one line of the log, without its end, on a thread of its own. It may block: requests
@@ -85,7 +88,7 @@ struct server_options {
     void *log_user;
 };
 /* 127.0.0.1, 8080, no admin port, 1,024 connections, 32 MiB bodies, 1 MiB buffers, 75 s, 10 s,
- * 30 s, 30 s, 5 s; 64 MiB of responses, a day; all else 0. */
+ * 30 s, 30 s, 5 s; 64 MiB of responses and of sessions, a day; all else 0. */
 struct server_options server_defaults(void);
 
 /* A name or address that only this machine can connect to. */

@@ -16,6 +16,7 @@
 #include "server/metrics.h"
 #include "server/responses_kept.h"
 #include "server/server.h"
+#include "server/sessions_kept.h"
 #include "server/warm.h"
 #include "server/work.h"
 #include "util/account.h"
@@ -45,6 +46,7 @@ struct server {
     struct work_pool *work;
     struct lookups *lookups;     /* of recent requests */
     struct kept_responses *kept; /* NULL: none are */
+    struct sessions *sessions;   /* likewise */
     struct grammar_cache *grammars;
     uint32_t most_prompt_tokens; /* 0: any number */
     struct warm *warm;           /* NULL: no prompts are put into the cache */
@@ -168,6 +170,10 @@ void forgets_tick(struct server *s);
 enum http_step explain_begin(struct server *s, struct http_exchange *exchange,
                              const struct tenant *tenant);
 enum http_step explain_recent(struct server *s, struct http_exchange *exchange,
+                              const struct tenant *tenant);
+
+/* session_routes.c: /v1/sessions, but for POST to it. */
+enum http_step session_answer(struct server *s, struct http_exchange *exchange,
                               const struct tenant *tenant);
 
 /* More (1) or fewer (-1) requests are open that are not in the list of jobs (text_task.c). */

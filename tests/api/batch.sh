@@ -161,7 +161,7 @@ is none a '[r["response"]["status_code"], b["error"]["param"]]' '[400, "messages
     request long "{\"prompt\":[$(printf '5,%.0s' $(seq 600))5]}"
     request file '{"prompt":"x","prompt_cache":"/nowhere/f"}'
     echo '{"custom_id":"method","method":"GET","url":"/v1/completions","body":{"prompt":"x"}}'
-    echo '{"custom_id":"url","method":"POST","url":"/v1/embeddings","body":{"prompt":"x"}}'
+    echo '{"custom_id":"url","method":"POST","url":"/v1/embedding","body":{"input":"x"}}'
     echo '{"custom_id":"body","method":"POST","url":"/v1/completions"}'
 } >in
 failing 1 '^kvasir batch: 8 of 9 requests failed: the results say why$' -i in -o failed
@@ -177,7 +177,40 @@ is failed file '[b["error"]["param"], "No such file" in b["error"]["message"]]' 
 is failed long '[r["response"]["status_code"], "512" in b["error"]["message"]]' '[400, true]'
 is failed method 'b["error"]["param"]' method
 is failed url 'b["error"]["param"]' url
+is failed url '"/v1/rerank" in b["error"]["message"]' true
 is failed body '"body" in b["error"]["message"]' true
+
+# ---- embeddings: what the server answers ----
+post() { printf '{"custom_id":"%s","method":"POST","url":"/v1/%s","body":%s}\n' "$@"; }
+{
+    post one embeddings '{"input":"Once upon a time","dimensions":16}'
+    post many embeddings '{"input":["Once","a lion"],"encoding_format":"base64","frob":1}'
+    post rank rerank '{"query":"Once","documents":["a lion","Once upon"],"top_n":1}'
+    post bad embeddings '{"input":[]}'
+    request text '{"prompt":"Once","max_tokens":3}'
+} >in
+failing 1 '1 of 5 requests failed' -i in -o embedded
+is embedded many '[b["warnings"], r["response"]["status_code"]]' \
+    '[["frob: unknown field, ignored"], 200]'
+is embedded bad '[r["response"]["status_code"], b["error"]["param"]]' '[400, "input"]'
+is embedded rank 'len(b["results"])' 1
+start_server -q -m "$stories" "${flags[@]}"
+python3 - "$url" <<'END' || die "other embeddings than the server's"
+import json, struct, sys, urllib.request
+def exact(x): # a file has 9 digits of a number, which are all of a float32
+    return struct.unpack("f", struct.pack("f", float(x)))[0]
+parse = lambda text: json.loads(text, parse_float=exact)
+results = {r["custom_id"]: r["response"]["body"] for r in map(parse, open("embedded"))}
+for line in map(json.loads, open("in")):
+    if line["custom_id"] not in ("one", "many", "rank"):
+        continue
+    request = urllib.request.Request(sys.argv[1] + line["url"], json.dumps(line["body"]).encode(),
+                                     {"Content-Type": "application/json"})
+    served, ours = parse(urllib.request.urlopen(request).read()), results[line["custom_id"]]
+    ours.pop("id", 0), served.pop("id", 0), ours.pop("model"), served.pop("model")
+    assert ours == served, (ours, served)
+END
+end_server TERM 0
 
 # ---- a prompt-cache file: the answer is that of the whole prompt ----
 printf 'Once upon a time, there was a little' >head

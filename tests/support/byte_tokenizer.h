@@ -20,16 +20,26 @@ static inline void byte_tokenizer_vocab(FILE *f) {
     }
 }
 
+/* Further members of the lists, each after a comma; "": none. */
+struct byte_tokenizer_more {
+    const char *added, *vocab;
+    const char *merges; /* all of them */
+};
+
 /* Writes tokenizer.json and tokenizer_config.json, the latter with the chat template if it is not
  * NULL. The template has no quotes and no backslashes. */
-static inline void byte_tokenizer_write(const char *path, const char *config_path,
-                                        const char *chat_template) {
+static inline void byte_tokenizer_write_more(const char *path, const char *config_path,
+                                             const char *chat_template,
+                                             const struct byte_tokenizer_more *more) {
     FILE *f = fopen(path, "wb"), *config = fopen(config_path, "wb");
     if (!f || !config)
         abort();
-    fputs("{\"version\":\"1.0\",\"added_tokens\":["
-          "{\"id\":256,\"content\":\"<s>\",\"special\":true},"
-          "{\"id\":257,\"content\":\"</s>\",\"special\":true}],\"normalizer\":null,"
+    fprintf(f,
+            "{\"version\":\"1.0\",\"added_tokens\":["
+            "{\"id\":256,\"content\":\"<s>\",\"special\":true},"
+            "{\"id\":257,\"content\":\"</s>\",\"special\":true}%s]",
+            more->added);
+    fputs(",\"normalizer\":null,"
           "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
           "\"use_regex\":false},\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":["
           "{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}},"
@@ -38,13 +48,19 @@ static inline void byte_tokenizer_write(const char *path, const char *config_pat
           "\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"ignore_merges\":false,\"vocab\":{",
           f);
     byte_tokenizer_vocab(f);
-    fputs("},\"merges\":[]}}", f);
+    fprintf(f, "%s},\"merges\":[%s]}}", more->vocab, more->merges);
     fputs("{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"", config);
     if (chat_template)
         fprintf(config, ",\"chat_template\":\"%s\"", chat_template);
     fputs("}", config);
     if (fclose(f) != 0 || fclose(config) != 0)
         abort();
+}
+
+static inline void byte_tokenizer_write(const char *path, const char *config_path,
+                                        const char *chat_template) {
+    byte_tokenizer_write_more(path, config_path, chat_template,
+                              &(const struct byte_tokenizer_more){"", "", ""});
 }
 
 #endif

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "byte_tokenizer.h"
 #include "tensors.h"
 
 void tiny_server_init(struct tiny_server *t) {
@@ -19,15 +18,18 @@ void tiny_server_init(struct tiny_server *t) {
     t->options.text_timeout_s = 300; /* a sanitizer on a busy machine takes minutes */
 }
 
-static void write_model(struct temp_folder *folder, const char *weights) {
+static void write_model(struct temp_folder *folder, const char *weights,
+                        const struct byte_tokenizer_more *more) {
+    static const struct byte_tokenizer_more NONE = {"", "", ""};
     static const char *const FILES[] = {"config.json", "model.safetensors"};
     char from[256], config[128];
     snprintf(from, sizeof from, "%s/config.json", weights);
     skip_without(from);
     temp_folder_make(folder);
     snprintf(config, sizeof config, "%s/tokenizer_config.json", folder->path);
-    byte_tokenizer_write(temp_file(folder, "tokenizer.json"), config,
-                         "{% for m in messages %}{{ m.content }}{% endfor %}");
+    byte_tokenizer_write_more(temp_file(folder, "tokenizer.json"), config,
+                              "{% for m in messages %}{{ m.content }}{% endfor %}",
+                              more ? more : &NONE);
     for (int i = 0; i < 2; i++) {
         snprintf(from, sizeof from, "%s/%s", weights, FILES[i]);
         if (symlink(from, temp_file(folder, FILES[i])) != 0)
@@ -37,7 +39,7 @@ static void write_model(struct temp_folder *folder, const char *weights) {
 
 void tiny_server_open(struct tiny_server *t) {
     kvasir_error err;
-    write_model(&t->folder, t->weights);
+    write_model(&t->folder, t->weights, t->more);
     if (kvasir_model_open(t->folder.path, &t->model, &err) ||
         kvasir_engine_create(t->model, &t->engine_options, &t->engine, &err) ||
         server_create(&t->options, t->model, t->engine, &t->server, &err)) {

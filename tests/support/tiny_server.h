@@ -4,6 +4,7 @@
 #ifndef TINY_SERVER_H
 #define TINY_SERVER_H
 
+#include "byte_tokenizer.h"
 #include "model_files.h"
 #include "server/server.h"
 
@@ -12,6 +13,7 @@
 struct tiny_server {
     struct temp_folder folder;
     const char *weights; /* the folder they and the config are in, an absolute path */
+    const struct byte_tokenizer_more *more; /* of its tokenizer; NULL: nothing */
     kvasir_engine_options engine_options;
     struct server_options options;
     kvasir_model *model;

@@ -102,6 +102,9 @@ static void test_gaps(void **state) {
     protocol = &PROTOCOL_COMPLETIONS;
     prompt_of("{\"prompt\":\"a\",\"suffix\":\"b\",\"stop_token_ids\":[7]}", "<PaSbM");
     assert_int_equal(r.engine.n_stop_tokens, 5);
+    setup.prompt_cache = true; /* it goes on where a file ends: nothing begins there */
+    prompt_of("{\"prompt\":\"a\",\"suffix\":\"b\",\"prompt_cache\":\"f\"}", "PaSbM");
+    setup.prompt_cache = false;
     prompt_of("{\"prompt\":\"a\",\"suffix\":\"\"}", "<a");
     bad("{\"prompt\":[1],\"suffix\":\"b\"}", "prompt", "must be a string");
     bad("{\"prompt\":\"a\",\"suffix\":3}", "suffix", "is a number");

@@ -57,9 +57,11 @@ struct rows {
     int32_t tokens[LENGTH];
     float logprobs[LENGTH];
     kvasir_token_logprob top[LENGTH][TOP];
-    uint32_t n, cached, answered;
+    uint32_t ranks[LENGTH], n, cached, answered;
     float embedding[WIDTH];
     size_t n_embedding;
+    float asked[KVASIR_TOP_LOGPROBS_MAX];
+    size_t n_asked;
     kvasir_finish finish;
     bool complete;
 };
@@ -72,6 +74,7 @@ static void on_event(void *user, const kvasir_event *e) {
     if (e->kind == KVASIR_EVENT_PROMPT_TOKEN && r->n < LENGTH) {
         r->tokens[r->n] = e->token;
         r->logprobs[r->n] = e->logprob;
+        r->ranks[r->n] = e->rank;
         for (size_t i = 0; i < e->n_top && i < TOP; i++)
             r->top[r->n][i] = e->top[i];
         r->n++;
@@ -79,6 +82,9 @@ static void on_event(void *user, const kvasir_event *e) {
     if (e->kind == KVASIR_EVENT_DONE) {
         r->finish = e->finish;
         r->n_embedding = e->n_embedding;
+        r->n_asked = e->n_asked;
+        if (e->asked_logprobs)
+            memcpy(r->asked, e->asked_logprobs, e->n_asked * sizeof *r->asked);
         if (e->embedding && e->n_embedding <= WIDTH)
             memcpy(r->embedding, e->embedding, e->n_embedding * sizeof(float));
     }
@@ -145,6 +151,10 @@ static void expect_logprobs(const kvasir_model *model, const kvasir_context_opti
         assert_int_equal(r->tokens[i], prompt[p][i + 1]);
         assert_memory_equal(&r->logprobs[i], &logprob, sizeof logprob);
         assert_memory_equal(r->top[i], top, sizeof top);
+        uint32_t rank = 0;
+        for (int k = 0; k < VOCAB; k++)
+            rank += alone_logits[i][k] >= alone_logits[i][prompt[p][i + 1]];
+        assert_int_equal(r->ranks[i], rank);
     }
 }
 
@@ -256,6 +266,47 @@ static void test_with_an_answer(void **state) {
     pthread_mutex_unlock(&mutex);
     assert_int_equal(r.answered, 2 * 9);
     expect_logprobs(model, &o.context, 0, 100, &r);
+    kvasir_engine_destroy(e);
+    kvasir_model_close(model);
+}
+
+/* Of tokens that are asked for after the prompt, computed or stored. */
+static void test_asked_tokens(void **state) {
+    static const int32_t ASKED[] = {0, 7, VOCAB - 1, 7};
+    enum { N = sizeof ASKED / sizeof *ASKED };
+    static struct rows r;
+    (void)state;
+    kvasir_model *model = open_model("llama");
+    const kvasir_engine_options o = answers_options(48);
+    kvasir_engine *e = answers_engine(model, &o);
+    eval_alone(model, &o.context, prompt[0], 130);
+    for (int turn = 0; turn < 2; turn++) {
+        r = (struct rows){.request = kvasir_request_defaults()};
+        r.request.tokens = prompt[0];
+        r.request.n_tokens = 130;
+        r.request.asked_tokens = ASKED;
+        r.request.n_asked_tokens = N;
+        r.request.on_event = on_event;
+        r.request.user = &r;
+        need(kvasir_engine_submit(e, &r.request, NULL, &err));
+        wait_for(&r);
+        assert_int_equal(r.n_asked, N);
+        assert_int_equal(r.cached, turn ? 129 : 0);
+        for (int i = 0; i < N; i++) {
+            float logprob;
+            sampler_logprobs(alone_logits[129], VOCAB, ASKED[i], 0, &logprob, NULL);
+            assert_memory_equal(&r.asked[i], &logprob, sizeof logprob);
+        }
+    }
+    r.request.n_asked_tokens = KVASIR_TOP_LOGPROBS_MAX + 1;
+    assert_int_equal(kvasir_engine_submit(e, &r.request, NULL, &err), KVASIR_ERR_ARGUMENT);
+    assert_string_equal(err.field, "request.asked_tokens");
+    r.request.n_asked_tokens = 1;
+    r.request.n = 2;
+    assert_int_equal(kvasir_engine_submit(e, &r.request, NULL, &err), KVASIR_ERR_ARGUMENT);
+    r.request.n = 1;
+    r.request.asked_tokens = (const int32_t[]){VOCAB};
+    assert_int_equal(kvasir_engine_submit(e, &r.request, NULL, &err), KVASIR_ERR_ARGUMENT);
     kvasir_engine_destroy(e);
     kvasir_model_close(model);
 }
@@ -418,9 +469,13 @@ static void test_limits(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_logprobs),       cmocka_unit_test(test_preempted),
-        cmocka_unit_test(test_with_an_answer), cmocka_unit_test(test_embeddings_have_the_same_bits),
-        cmocka_unit_test(test_golden),         cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_preempted),
+        cmocka_unit_test(test_with_an_answer),
+        cmocka_unit_test(test_asked_tokens),
+        cmocka_unit_test(test_embeddings_have_the_same_bits),
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_limits),
     };
     return cmocka_run_group_tests(tests, make_prompts, NULL);
 }

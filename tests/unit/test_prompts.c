@@ -31,13 +31,17 @@ static int end(void **state) {
     return 0;
 }
 
-static struct client_answer ask(const char *body) {
+static struct client_answer ask_at(const char *path, const char *body) {
     struct client c;
     assert_true(client_open(&c, tiny.port, -1));
-    assert_true(client_request(&c, "POST", COMPLETIONS, "Connection: close\r\n", body));
+    assert_true(client_request(&c, "POST", path, "Connection: close\r\n", body));
     struct client_answer a = client_read(&c);
     client_close(&c);
     return a;
+}
+
+static struct client_answer ask(const char *body) {
+    return ask_at(COMPLETIONS, body);
 }
 
 static json_t *answer(const char *prompt, const char *fields) {
@@ -205,6 +209,93 @@ static void test_echo_of_several(void **state) {
     }
 }
 
+/* The tokens of a prompt are no part of what the client has not read yet: a step gives more of them
+ * at once than the buffer holds. */
+static void test_echo_beyond_the_buffer(void **state) {
+    char body[1024] = "{\"prompt\":\"";
+    struct said said;
+    end(state);
+    tiny_server_init(&tiny);
+    tiny.options.buffer_bytes = 8 << 10;
+    tiny_server_open(&tiny);
+    for (int i = 0; i < 400; i++)
+        strcat(body, "x");
+    strcat(body,
+           "\",\"echo\":true,\"logprobs\":5,\"max_tokens\":2,\"ignore_eos\":true,\"stream\":true}");
+    struct client_answer a = ask(body);
+    assert_int_equal(a.status, 200);
+    said_read(&a, &said);
+    assert_true(said.done && !said.failed && !a.cut);
+    assert_int_equal(strspn(said.text[0], "x"), 400);
+    free(a.body);
+}
+
+/* ---- prompt_logprobs ------------------------------------------------------------------------- */
+
+/* One token's object: the same number as with echo, k others, ranks in order. */
+static void check_scores(const json_t *scores, int32_t token, double logprob, size_t k) {
+    char key[16];
+    snprintf(key, sizeof key, "%d", token);
+    const json_t *own = json_object_get(scores, key);
+    json_t *value;
+    const char *name;
+    const json_int_t rank = json_integer_value(json_object_get(own, "rank"));
+    assert_true(json_number_value(json_object_get(own, "logprob")) == logprob);
+    const char text[] = {(char)token, 0};
+    assert_string_equal(json_string_value(json_object_get(own, "decoded_token")), text);
+    assert_in_range(rank, 1, 512);
+    assert_int_equal(json_object_size(scores), rank <= (json_int_t)k ? k : k + 1);
+    json_object_foreach((json_t *)(uintptr_t)scores, name, value) {
+        const json_int_t other = json_integer_value(json_object_get(value, "rank"));
+        const double p = json_number_value(json_object_get(value, "logprob"));
+        assert_true(value == own || other <= (json_int_t)k);
+        assert_true(other < rank ? p >= logprob : p <= logprob);
+    }
+}
+
+static void test_prompt_logprobs(void **state) {
+    (void)state;
+    for (size_t k = 0; k < 4; k += 3) {
+        char fields[256];
+        snprintf(fields, sizeof fields,
+                 "{\"prompt\":[[79,110,99,101],[84,119]],\"max_tokens\":2,\"ignore_eos\":true,"
+                 "\"echo\":true,\"logprobs\":%zu,\"prompt_logprobs\":%zu}",
+                 k, k);
+        struct client_answer a = ask(fields);
+        assert_int_equal(a.status, 200);
+        json_t *body = json_loads(a.body, JSON_ALLOW_NUL, NULL);
+        for (size_t p = 0; p < 2; p++) {
+            const json_t *choice = json_array_get(json_object_get(body, "choices"), p),
+                         *list = json_object_get(choice, "prompt_logprobs");
+            assert_int_equal(json_array_size(list), p ? 2 : 4);
+            assert_true(json_is_null(json_array_get(list, 0)));
+            for (size_t i = 1; i < json_array_size(list); i++)
+                check_scores(json_array_get(list, i), (p ? "Tw" : "Once")[i],
+                             json_number_value(json_array_get(member(choice, "token_logprobs"), i)),
+                             k);
+        }
+        json_decref(body);
+        free(a.body);
+    }
+}
+
+static void test_prompt_logprobs_of_chats(void **state) {
+    (void)state;
+    struct client_answer a =
+        ask_at("/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"Once\"}],"
+                                       "\"max_tokens\":2,\"n\":2,\"prompt_logprobs\":1}");
+    assert_int_equal(a.status, 200);
+    json_t *body = json_loads(a.body, JSON_ALLOW_NUL, NULL), *list;
+    list = json_object_get(body, "prompt_logprobs");
+    assert_int_equal(json_array_size(list), usage_of(body, "prompt_tokens"));
+    assert_true(json_is_null(json_array_get(list, 0)));
+    for (size_t i = 1; i < json_array_size(list); i++)
+        assert_in_range(json_object_size(json_array_get(list, i)), 1, 2);
+    assert_null(json_object_get(first_choice(body), "prompt_logprobs"));
+    json_decref(body);
+    free(a.body);
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static void refused(const char *body, int status, const char *param, const char *why) {
@@ -239,6 +330,13 @@ static void test_refusals(void **state) {
     refused(body, 400, "prompt", "129 prompts, at most 128");
     refused("{\"prompt\":[\"x\",\"y\"],\"logit_bias\":{\"9999\":1}}", 400, "logit_bias[\"9999\"]",
             "");
+    refused("{\"prompt\":\"x\",\"prompt_logprobs\":1,\"stream\":true}", 400, "prompt_logprobs",
+            "in a stream");
+    refused("{\"prompt\":\"x\",\"prompt_logprobs\":21}", 400, "prompt_logprobs",
+            "between 0 and 20");
+    refused("{\"prompt\":\"x\",\"prompt_logprobs\":true}", 400, "prompt_logprobs", "is a boolean");
+    refused("{\"prompt\":\"x\",\"prompt_logprobs\":1,\"echo\":true,\"logprobs\":2}", 400,
+            "prompt_logprobs", "must be the same as");
     /* nothing of them was taken */
     assert_true(tiny_server_idle(&tiny, 60000, &after));
     assert_int_equal(after.finished, before.finished);
@@ -263,7 +361,10 @@ int main(void) {
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_echo),
         cmocka_unit_test(test_echo_of_several),
+        cmocka_unit_test(test_prompt_logprobs),
+        cmocka_unit_test(test_prompt_logprobs_of_chats),
         cmocka_unit_test(test_more_than_may_wait),
+        cmocka_unit_test(test_echo_beyond_the_buffer),
     };
     return cmocka_run_group_tests(tests, make, end);
 }

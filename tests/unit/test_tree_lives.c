@@ -190,6 +190,57 @@ static void test_forgetting_unpins(void **state) {
     unmake(&w);
 }
 
+static void test_holds_end(void **state) {
+    (void)state;
+    struct world w = make(0, 0, ROOM);
+    tree_hold(w.tree, "", 0, prompt(1, LONG, 0), 500); /* nothing is stored yet */
+    assert_int_equal(tree_stats(w.tree).pinned_bytes, 0);
+    request(&w, prompt(1, LONG, 0), 500, 0);
+    tree_hold(w.tree, "", 0, prompt(1, LONG, 0), 500);
+    const uint64_t bytes = tree_stats(w.tree).pinned_bytes;
+    assert_true(bytes > 500 * 2 * 64 && bytes < ROOM / 2);
+    tree_hold(w.tree, "", 0, prompt(1, LONG, 0), 500); /* again: counted once */
+    tree_hold(w.tree, "x", 1, prompt(1, LONG, 0), 500);
+    assert_true(tree_stats(w.tree).pinned_bytes == bytes);
+    fill(&w, 10);
+    assert_int_equal(look(&w, prompt(1, LONG, 0), 500), 499);
+    tree_release(w.tree, "x", 1, prompt(1, LONG, 0), 500, 0);
+    tree_release(w.tree, "", 0, prompt(1, LONG, 0), 500, 500);
+    assert_true(tree_stats(w.tree).pinned_bytes == bytes);
+    tree_release(w.tree, "", 0, prompt(1, LONG, 0), 500, 200); /* the page of 192 to 256 stays */
+    tree_check(w.tree);
+    assert_true(tree_stats(w.tree).pinned_bytes == bytes / 2);
+    fill(&w, 10);
+    assert_int_equal(look(&w, prompt(1, LONG, 0), 500), 256);
+    tree_release(w.tree, "", 0, prompt(1, LONG, 0), 100, 0); /* the page that 100 ends in, too */
+    assert_true(tree_stats(w.tree).pinned_bytes == bytes / 4);
+    tree_release(w.tree, "", 0, prompt(1, LONG, 0), 500, 0);
+    assert_int_equal(tree_stats(w.tree).pinned_bytes, 0);
+    unmake(&w);
+}
+
+/* Whoever asked for it: each ends what it asked for. */
+static void test_holds_and_pins(void **state) {
+    (void)state;
+    struct world w = make(0, 0, ROOM);
+    request(&w, prompt(1, LONG, 0), 500, 0);
+    tree_hold(w.tree, "", 0, prompt(1, LONG, 0), 500);
+    const uint64_t bytes = tree_stats(w.tree).pinned_bytes;
+    pin(&w, "", prompt(1, LONG, 0), 300);
+    request(&w, prompt(1, 150, 7), 300, 0); /* splits a page that both want */
+    tree_check(w.tree);
+    tree_release(w.tree, "", 0, prompt(1, LONG, 0), 500, 0);
+    tree_check(w.tree);
+    const uint64_t left = tree_stats(w.tree).pinned_bytes;
+    assert_true(left > bytes / 2 && left < bytes);
+    fill(&w, 10);
+    assert_true(look(&w, prompt(1, LONG, 0), 500) >= 299);
+    tree_hold(w.tree, "", 0, prompt(1, LONG, 0), 300);
+    tree_forget(w.tree, "", 0);
+    assert_int_equal(tree_stats(w.tree).pinned_bytes, 0);
+    unmake(&w);
+}
+
 /* ---- why ------------------------------------------------------------------------------------- */
 
 static void expect(const struct world *w, const int32_t *tokens, uint32_t n, uint32_t common,
@@ -277,6 +328,8 @@ int main(void) {
         cmocka_unit_test(test_pinned_prefixes_go_last),
         cmocka_unit_test(test_pins_are_bounded),
         cmocka_unit_test(test_forgetting_unpins),
+        cmocka_unit_test(test_holds_end),
+        cmocka_unit_test(test_holds_and_pins),
         cmocka_unit_test(test_what_is_explained),
         cmocka_unit_test(test_what_is_gone),
         cmocka_unit_test(test_what_cannot_be_used),
