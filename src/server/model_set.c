@@ -27,7 +27,7 @@ struct slot {
     const struct model_spec *spec;
     enum model_state state;
     void *loaded;
-    bool lost;
+    bool lost, used;                 /* used: since it was idle, not only looked at */
     uint32_t leases, tries;          /* tries: loads that failed since the last one that did not */
     uint64_t turn;                   /* of WANTED: lower ones came first */
     int64_t idle_us;                 /* since when there is no lease */
@@ -95,6 +95,7 @@ static struct model_wait *admit(struct slot *m) {
     for (struct model_wait *w = all; w; w = w->next) {
         w->loaded = m->loaded;
         m->leases++;
+        m->used = true;
     }
     return all;
 }
@@ -342,6 +343,7 @@ enum model_take model_set_take(struct model_set *s, size_t i, struct model_wait 
     const int64_t now = s->options.now_us();
     if (m->state == MODEL_LOADED && !m->lost) {
         m->leases++;
+        m->used = true;
         w->loaded = m->loaded;
         result = MODEL_TAKEN;
     } else if (s->stop) {
@@ -381,7 +383,8 @@ void model_set_give(struct model_set *s, size_t i) {
     pthread_mutex_lock(&s->mutex);
     ASSERT(m->leases > 0 && m->loaded);
     if (--m->leases == 0) {
-        m->idle_us = s->options.now_us();
+        m->idle_us = m->used ? s->options.now_us() : m->idle_us;
+        m->used = false;
         pthread_cond_signal(&s->changed);
     }
     pthread_mutex_unlock(&s->mutex);

@@ -92,7 +92,7 @@ size_t model_set_find(const struct model_set *s, const char *name);
 enum model_take { MODEL_TAKEN, MODEL_WAITS, MODEL_REFUSED };
 /* A lease in w->loaded; or w->why; or w is in line, and may be woken by now. */
 enum model_take model_set_take(struct model_set *s, size_t i, struct model_wait *w);
-/* A lease if the model is loaded now; NULL: it is not. */
+/* A lease if the model is loaded now; NULL: it is not. It stays as idle as it is. */
 void *model_set_peek(struct model_set *s, size_t i);
 /* One more lease, by who has one. */
 void model_set_again(struct model_set *s, size_t i);

@@ -331,6 +331,8 @@ static void test_idle_and_pinned(void **state) {
     model_set_give(s, 0);
     pass(s, IDLE_S - 10);
     pause_ms(20);
+    assert_non_null(model_set_peek(s, 0)); /* to look at it is not to use it */
+    model_set_give(s, 0);
     assert_int_equal(state_of(s, 0), MODEL_LOADED);
     pass(s, 11);
     wait_state(s, 0, MODEL_UNLOADED);
