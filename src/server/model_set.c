@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RETRY_S = 5, RETRY_MAX_S = 300, TRIES_MAX = 6 };
+enum { RETRY_S = 5, TRIES_MAX = 6 };
 
 struct slot {
     const struct model_spec *spec;
@@ -233,12 +233,9 @@ static struct model_wait *loaded_well(struct model_set *s, struct slot *m, void 
 static struct model_wait *load_failed(struct model_set *s, struct slot *m,
                                       const kvasir_error *err) {
     m->tries += err->code != KVASIR_ERR_MEMORY;
-    uint32_t pause_s = RETRY_S;
-    for (uint32_t i = 1; i < m->tries && pause_s < RETRY_MAX_S; i++)
-        pause_s *= 2;
-    pause_s = min_u32(pause_s, RETRY_MAX_S);
+    const int64_t pause_s = (int64_t)RETRY_S << (m->tries ? m->tries - 1 : 0);
     m->state = MODEL_FAILED;
-    m->retry_us = s->options.now_us() + (int64_t)pause_s * 1000000;
+    m->retry_us = s->options.now_us() + pause_s * 1000000;
     m->view.failures++;
     snprintf(m->view.error, sizeof m->view.error, "%.250s", err->text);
     s->used_bytes -= m->spec->need_bytes;
