@@ -86,7 +86,7 @@ static enum http_step run_job(struct server *s, struct http_exchange *exchange,
     return job_begin(s, exchange, r->protocol, t);
 }
 
-/* m: the model that it is about; NULL: none is loaded. */
+/* m: the model that it is about; NULL: it is not loaded, or it is about the server. */
 static struct server_figures figures(struct server *s, const struct served *m) {
     const struct kept_figures kept = kept_figures(s->kept);
     struct server_figures f = {.model = m ? m->options->model_name : s->options.model_name,
@@ -128,15 +128,27 @@ static void free_models(const struct server_figures *f) {
     mem_free((void *)(uintptr_t)f->models);
 }
 
-/* The model of ?model=, else the default, else another that is loaded. A lease; NULL: it is not
- * loaded. */
-static struct served *asked_model(struct server *s, const struct http_exchange *exchange) {
+/* What a GET is about. */
+struct asked {
+    struct served *m; /* a lease; NULL: it is not loaded */
+    const char *name; /* as clients see it */
+};
+
+/* The model of ?model=, else the default, or another if only that is loaded. False: there is no
+ * such model, *step is the reply. */
+static bool asked_model(struct server *s, struct http_exchange *exchange, struct asked *out,
+                        enum http_step *step) {
     char name[HTTP_PARAM_MAX], value[HTTP_PARAM_MAX];
-    const char *query = exchange->query;
-    while (http_query_next(&query, name, value) == HTTP_PARAM_NEXT)
-        if (strcmp(name, "model") == 0)
-            return served_peek_name(s, value);
-    return served_peek_name(s, NULL);
+    const char *query = exchange->query, *wanted = NULL;
+    struct api_error err;
+    while (!wanted && http_query_next(&query, name, value) == HTTP_PARAM_NEXT)
+        wanted = strcmp(name, "model") == 0 ? value : NULL;
+    if (!served_peek_name(s, wanted, &out->m, &out->name)) {
+        (void)served_unknown(s, wanted, &err);
+        *step = reply_error(s, exchange, protocol_of(exchange), &err);
+        return false;
+    }
+    return true;
 }
 
 /* Figures of the tenant, or of all if it may see them: f->tenants, to be freed. NULL: out of
@@ -153,19 +165,29 @@ static struct tenant_figures *add_tenants(struct server *s, const struct tenant 
     return items;
 }
 
+static enum http_step reply_status(struct server *s, struct http_exchange *exchange,
+                                   const struct tenant *t,
+                                   json_t *(*status)(const struct server_figures *f)) {
+    struct asked asked;
+    enum http_step step;
+    if (!asked_model(s, exchange, &asked, &step))
+        return step;
+    struct server_figures f = figures(s, asked.m);
+    f.model = asked.name;
+    served_give(asked.m);
+    struct tenant_figures *tenants = add_tenants(s, t, &f);
+    const bool good = add_models(s, &f) && (tenants || !s->needs_key);
+    json_t *body = good ? status(&f) : NULL;
+    mem_free(tenants);
+    free_models(&f);
+    return reply_json(s, exchange, HTTP_OK, body);
+}
+
 #define DEFINE_STATUS(name)                                                                        \
     static enum http_step run_##name(struct server *s, struct http_exchange *exchange,             \
                                      const struct route *r, const struct tenant *t) {              \
-        struct served *m = asked_model(s, exchange);                                               \
-        struct server_figures f = figures(s, m);                                                   \
-        served_give(m);                                                                            \
         (void)r;                                                                                   \
-        struct tenant_figures *tenants = add_tenants(s, t, &f);                                    \
-        const bool good = add_models(s, &f) && (tenants || !s->needs_key);                         \
-        json_t *body = good ? status_##name(&f) : NULL;                                            \
-        mem_free(tenants);                                                                         \
-        free_models(&f);                                                                           \
-        return reply_json(s, exchange, HTTP_OK, body);                                             \
+        return reply_status(s, exchange, t, status_##name);                                        \
     }
 DEFINE_STATUS(now)
 DEFINE_STATUS(cache_stats)
@@ -330,18 +352,26 @@ static enum http_step run_ollama_ps(struct server *s, struct http_exchange *exch
     return reply_json(s, exchange, HTTP_OK, list_models(s, true, ollama_ps));
 }
 
-static enum http_step not_loaded(struct server *s, struct http_exchange *exchange) {
-    return refuse(s, exchange, HTTP_UNAVAILABLE,
-                  "no such model is loaded: the first request for an answer loads its model; "
-                  "?model=NAME asks about one of several");
+/* A model that must be loaded; NULL: *step is the reply. */
+static struct served *loaded_model(struct server *s, struct http_exchange *exchange,
+                                   enum http_step *step) {
+    struct asked asked;
+    if (!asked_model(s, exchange, &asked, step))
+        return NULL;
+    if (!asked.m)
+        *step = refuse(s, exchange, HTTP_UNAVAILABLE,
+                       "the model is not loaded: the first request for an answer loads it; "
+                       "?model=NAME asks about another");
+    return asked.m;
 }
 
 static enum http_step run_native_props(struct server *s, struct http_exchange *exchange,
                                        const struct route *r, const struct tenant *t) {
-    struct served *m = asked_model(s, exchange);
+    enum http_step step;
+    struct served *m = loaded_model(s, exchange, &step);
     (void)r, (void)t;
     if (!m)
-        return not_loaded(s, exchange);
+        return step;
     const struct api_model about = about_model(m);
     json_t *body = native_props(&about);
     served_give(m);
@@ -350,10 +380,11 @@ static enum http_step run_native_props(struct server *s, struct http_exchange *e
 
 static enum http_step run_native_slots(struct server *s, struct http_exchange *exchange,
                                        const struct route *r, const struct tenant *t) {
-    struct served *m = asked_model(s, exchange);
+    enum http_step step;
+    struct served *m = loaded_model(s, exchange, &step);
     (void)r;
     if (!m)
-        return not_loaded(s, exchange);
+        return step;
     const struct api_model about = about_model(m);
     const size_t most = m->setup.max_choices;
     struct native_slot *busy = mem_calloc(most, sizeof *busy);

@@ -196,17 +196,22 @@ struct served *served_peek(struct server *s, size_t index) {
     return s->one ? s->one : model_set_peek(s->many->set, index);
 }
 
-struct served *served_peek_name(struct server *s, const char *name) {
+bool served_peek_name(struct server *s, const char *wanted, struct served **out,
+                      const char **name) {
+    *out = s->one;
+    *name = s->options.model_name;
     if (s->one)
-        return s->one;
-    if (name && *name) {
-        const size_t i = model_set_find(s->many->set, name);
-        return i == MODEL_NONE ? NULL : served_peek(s, i);
-    }
-    struct served *m = served_peek(s, s->many->models.first);
-    for (size_t i = 0; !m && i < s->many->models.n; i++)
-        m = served_peek(s, i);
-    return m;
+        return true;
+    const struct server_models *models = &s->many->models;
+    size_t i = wanted ? model_set_find(s->many->set, wanted) : models->first;
+    if (i == MODEL_NONE)
+        return false;
+    *out = served_peek(s, i);
+    for (size_t k = 0; !*out && !wanted && k < models->n; k++)
+        if ((*out = served_peek(s, k)) != NULL)
+            i = k;
+    *name = models->items[i].name;
+    return true;
 }
 
 void served_again(struct served *m) {

@@ -72,8 +72,9 @@ enum pick served_pick(struct model_pick *p, struct http_exchange *exchange, cons
                       const char *name, struct served **out, struct api_error *err);
 /* A lease if the model is loaded; NULL: it is not. */
 struct served *served_peek(struct server *s, size_t index);
-/* The same by name; NULL, "": the default, or another that is loaded. */
-struct served *served_peek_name(struct server *s, const char *name);
+/* The same by name; NULL: the default, or another if only that is loaded. *name: as clients see it.
+ * False: there is no such model. With one model it is that, whatever the name. */
+bool served_peek_name(struct server *s, const char *wanted, struct served **out, const char **name);
 /* One more lease; the end of one, NULL is allowed. */
 void served_again(struct served *m);
 void served_give(struct served *m);

@@ -75,11 +75,11 @@ class Stream:
     """A long answer, most of which is only read by finish: it is open until then, however fast the
     model is."""
 
-    def __init__(self, s, model, n=3000):
+    def __init__(self, s, model, n=1500):
         self.n = n
         self.c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)
         self.c.sock = socket.socket()
-        self.c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
         self.c.sock.connect(("127.0.0.1", s.port))
         self.c.request("POST", "/v1/completions", json.dumps(
             {"model": model, "prompt": [1, 300], "max_tokens": n, "temperature": 0, "stream": True,
@@ -166,7 +166,8 @@ def test_names():
         status, text = s.ask("GET", "/props?model=tiny")
         check(status == 200 and json.loads(text)["model_alias"] == "tiny", text)
         check(s.ask("GET", "/slots?model=tiny")[0] == 200, "slots")
-        check(s.ask("GET", "/props?model=nope")[0] == 503, "props of an unknown one")
+        for path in ("/props", "/slots", "/v1/status", "/v1/cache/stats"):
+            check(s.ask("GET", path + "?model=nope")[0] == 404, path, "of an unknown one")
         tags = json.loads(s.ask("GET", "/api/tags")[1])["models"]
         check([t["name"] for t in tags] == ["flat:latest", "stories:latest", "tiny:latest"] and
               all(t["state"] == "loaded" for t in tags), tags)
@@ -296,8 +297,10 @@ SLOW = {"LD_PRELOAD": os.path.abspath("slow_open.so"),
 def test_slow():
     """While a model is being loaded, others answer; who waits for it gets it, or may leave."""
     models = [{"path": TINY, "name": "tiny"}, {"path": copy("slow"), "aliases": ["late"]}]
-    with Many(models, SLOW_MS=3000, **SLOW) as s:
+    with Many(models, SLOW_MS=1500, **SLOW) as s:
         check(s.say("tiny")[0] == 200, "tiny")
+        status, text = s.ask("GET", "/v1/status?model=late")
+        check(status == 200 and json.loads(text)["model"] == "slow", "of one that is not loaded")
         stream = Stream(s, "tiny")
         joins = [in_thread(s.say, name) for name in ("slow", "late", "slow")]
         s.wait_state("slow", "loading")
@@ -308,18 +311,25 @@ def test_slow():
         check(s.models()["slow"]["waiting"] == 3, s.models())
         c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)
         c.request("POST", "/v1/completions", json.dumps({"model": "slow", "prompt": "x"}))
-        time.sleep(0.2)
+        cancelled = http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)
+        cancelled.request("POST", "/v1/completions", json.dumps({"model": "slow", "prompt": "x"}),
+                          {"X-Request-Id": "mine"})
+        while s.models()["slow"]["waiting"] < 5:
+            check(s.states()["slow"] == "loading", "it was loaded too soon")
         c.close()  # leaves while it waits
+        check(s.ask("DELETE", "/v1/requests/mine")[0] == 200, "cancel")
+        text = cancelled.getresponse().read().decode()
+        check("cancelled" in text and s.states()["slow"] == "loading", text)
         check([join()[0] for join in joins] == [200] * 3, "after the load")
         stream.finish()
         check(s.figure('kvasir_model_loads_total{model_name="slow"}') == 1, "loaded once")
         s.end()
-    with Many(models, SLOW_MS=2000, **SLOW) as s:  # the end comes while it is being loaded
+    with Many(models, SLOW_MS=1000, **SLOW) as s:  # the end comes while it is being loaded
         join = in_thread(s.say, "slow")
         s.wait_state("slow", "loading")
         s.end()
         check(join()[0] == 200, "an open request")
-    with Many(models, "--drain-timeout", "1", SLOW_MS=4000, **SLOW) as s:
+    with Many(models, "--drain-timeout", "1", SLOW_MS=1500, **SLOW) as s:
         join = in_thread(s.say, "slow")
         s.wait_state("slow", "loading")
         s.end()
