@@ -26,11 +26,13 @@
      .help = help_}
 static const struct option OPTIONS[] = {
     MODEL_OPTION_OR(struct serve_args, "--models"),
-    {.name = "--models", .alias = "--models-dir", .value = "DIR", .kind = OPTION_TEXT, ROW(models), .shown = "none",
+    {.name = "--models", .alias = "--models-dir", .value = "DIR", .kind = OPTION_TEXT,
+     ROW(models), .shown = "none",
      .help = "instead of --model: several models, which requests choose by their names; a folder "
              "with GGUF files and models' folders, or a JSON file (docs/models.md). Each is loaded "
              "at its first request"},
-    {.name = "--models-at-once", .alias = "--models-max", .value = "N", .kind = OPTION_U32, ROW(at_once), .max = 1024,
+    {.name = "--models-at-once", .alias = "--models-max", .value = "N", .kind = OPTION_U32,
+     ROW(at_once), .max = 1024,
      .shown = "2",
      .help = "with --models: how many of those without a share of their own fit into the cache's "
              "memory at once; each gets that part of it"},

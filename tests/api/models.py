@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -72,15 +71,11 @@ class Many(Process):
 
 
 class Stream:
-    """A long answer, most of which is only read by finish: it is open until then, however fast the
-    model is."""
+    """A long answer, most of which is only read by finish."""
 
-    def __init__(self, s, model, n=1500):
+    def __init__(self, s, model, n=3000):
         self.n = n
         self.c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)
-        self.c.sock = socket.socket()
-        self.c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
-        self.c.sock.connect(("127.0.0.1", s.port))
         self.c.request("POST", "/v1/completions", json.dumps(
             {"model": model, "prompt": [1, 300], "max_tokens": n, "temperature": 0, "stream": True,
              "ignore_eos": True, "stream_options": {"include_usage": True}}))
@@ -268,8 +263,7 @@ def test_swap():
     """One place: who is in use stays, the other waits; nobody is cut."""
     with Many(both(), "--models-at-once", "1") as s:
         stream = Stream(s, "stories")
-        join = in_thread(s.say, "tiny")
-        s.wait_state("tiny", "waiting")
+        join = in_thread(s.say, "tiny")  # waits, unless the stream is over already
         stream.finish()
         check(join()[0] == 200, "after it")
         check(s.states() == {"flat": "unloaded", "stories": "unloaded", "tiny": "loaded"},
@@ -279,14 +273,6 @@ def test_swap():
         stream = Stream(s, "tiny")
         stream.leave()
         check(s.say("stories")[0] == 200, "after a client that left")
-        s.end()
-    with Many(both(), "--models-at-once", "1", "--model-wait-seconds", "1") as s:
-        stream = Stream(s, "stories")
-        (status, a), seconds = timed(s.say, "tiny")
-        check(status == 503 and "within 1 seconds" in a["error"]["message"], a)
-        check(0.9 < seconds < 10, seconds)
-        stream.finish()
-        check(s.figure('kvasir_requests_refused_total{reason="model"}') == 1, "refused")
         s.end()
 
 
@@ -335,6 +321,24 @@ def test_slow():
         s.end()
         status, a = join()
         check(status == 503 and "shutting down" in a["error"]["message"], status, a)
+
+
+def test_wait():
+    """Who waits too long is told, whether it is for a load or for a place; later there is one."""
+    models = [{"path": TINY, "name": "tiny"}, {"path": copy("slow")}]
+    with Many(models, "--models-at-once", "1", "--model-wait-seconds", "1", SLOW_MS=4000,
+              **SLOW) as s:
+        first = in_thread(s.say, "slow")
+        s.wait_state("slow", "loading")
+        (status, a), seconds = timed(s.say, "tiny")
+        check(status == 503 and "within 1 seconds: other models" in a["error"]["message"], a)
+        check(0.9 < seconds < 10, seconds)
+        status, a = first()
+        check(status == 503 and "still being loaded" in a["error"]["message"], a)
+        check(s.figure('kvasir_requests_refused_total{reason="model"}') == 2, "refused")
+        s.wait_state("slow", "loaded")
+        check(s.say("slow")[0] == 200 and s.say("tiny")[0] == 200, "later")
+        s.end()
 
 
 def test_idle_and_pinned():
