@@ -15,7 +15,7 @@
 #include "api/api.h"
 #include "server/metrics.h"
 
-static const char HELP[] = "# HELP ";
+#define HELP "# HELP "
 
 /* The line after this one. */
 static const char *next_line(const char *at) {
@@ -30,7 +30,7 @@ static const char *samples_of(const char *at) {
 }
 
 static const char *next_family(const char *at) {
-    const char *next = strstr(at, "\n# HELP ");
+    const char *next = strstr(at, "\n" HELP);
     return next ? next + 1 : at + strlen(at);
 }
 

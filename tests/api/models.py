@@ -73,7 +73,7 @@ class Many(Process):
 class Stream:
     """A long answer, most of which is only read by finish."""
 
-    def __init__(self, s, model, n=3000):
+    def __init__(self, s, model, n=1000):
         self.n = n
         self.c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)
         self.c.request("POST", "/v1/completions", json.dumps(
@@ -326,7 +326,7 @@ def test_slow():
 def test_wait():
     """Who waits too long is told, whether it is for a load or for a place; later there is one."""
     models = [{"path": TINY, "name": "tiny"}, {"path": copy("slow")}]
-    with Many(models, "--models-at-once", "1", "--model-wait-seconds", "1", SLOW_MS=4000,
+    with Many(models, "--models-at-once", "1", "--model-wait-seconds", "1", SLOW_MS=2000,
               **SLOW) as s:
         first = in_thread(s.say, "slow")
         s.wait_state("slow", "loading")
