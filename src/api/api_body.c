@@ -191,6 +191,13 @@ static bool is_object(const char *text, size_t len) {
     return at < len && text[at] == '{';
 }
 
+/* What a walk ended with as an error of the client; returns false. */
+static bool walk_failed(kvasir_status status, const kvasir_error *why, struct api_error *err) {
+    return status == KVASIR_OK ? api_refuse(err, NULL, "the request body is not a JSON object")
+           : status == KVASIR_ERR_MEMORY ? api_no_memory(err)
+                                         : api_refuse(err, NULL, "%s", why->text);
+}
+
 bool api_body_read(const char *text, size_t len, uint32_t vocab, api_want_fn *wants,
                    struct api_body *out, struct api_error *err) {
     *out = (struct api_body){.members = json_object()};
@@ -205,9 +212,7 @@ bool api_body_read(const char *text, size_t len, uint32_t vocab, api_want_fn *wa
     api_body_free(out);
     if (object)
         return false;
-    return status == KVASIR_OK ? api_refuse(err, NULL, "the request body is not a JSON object")
-           : status == KVASIR_ERR_MEMORY ? api_no_memory(err)
-                                         : api_refuse(err, NULL, "%s", why.text);
+    return walk_failed(status, &why, err);
 }
 
 void api_body_free(struct api_body *body) {
@@ -244,4 +249,43 @@ bool api_take_ids(struct api_body *body, const char *name, int32_t **ids, size_t
     const bool good = api_take_id_lists(body, name, ids, n, &ends, &n_ends, err);
     ASSERT(!good || !ends); /* of API_PROMPT only */
     return good;
+}
+
+/* ---- some members only ----------------------------------------------------------------------- */
+
+struct peek {
+    const char *const *names;
+    char **out;
+    size_t len;
+    uint64_t tree_bytes;
+};
+
+static kvasir_status peek_member(void *user, const struct json_part *m, kvasir_error *err) {
+    struct peek *p = user;
+    json_t *value;
+    size_t i = 0;
+    while (m->name && p->names[i] && !json_name_is(m->name, m->name_len, p->names[i]))
+        i++;
+    if (!m->name || !p->names[i] || p->out[i] || *m->value != '"')
+        return KVASIR_OK;
+    TRY(json_load_part(m, p->len, &p->tree_bytes, &value, err));
+    p->out[i] = mem_strdup(json_string_value(value));
+    json_decref(value);
+    return p->out[i] ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "not enough memory for a request");
+}
+
+bool api_body_peek(const char *text, size_t len, const char *const *names, char **out,
+                   struct api_error *err) {
+    struct peek p = {.names = names, .out = out, .len = len};
+    kvasir_error why;
+    for (size_t i = 0; names[i]; i++)
+        out[i] = NULL;
+    const kvasir_status status = json_walk(text, len, peek_member, &p, &why);
+    if (status == KVASIR_OK && is_object(text, len))
+        return true;
+    for (size_t i = 0; names[i]; i++) {
+        mem_free(out[i]);
+        out[i] = NULL;
+    }
+    return walk_failed(status, &why, err);
 }

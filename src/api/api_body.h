@@ -64,6 +64,11 @@ struct api_body {
 bool api_body_read(const char *text, size_t len, uint32_t vocab, api_want_fn *wants,
                    struct api_body *out, struct api_error *err);
 void api_body_free(struct api_body *body);
+/* Members of a body that are strings, before the rest is read: out[i] of names[i], which end with
+ * NULL. mem_free each; NULL: there is none, or it is no string. False with *err: the body is no
+ * JSON object, or there is no memory. */
+bool api_body_peek(const char *text, size_t len, const char *const *names, char **out,
+                   struct api_error *err);
 /* Whether the member is an array of ids; if not, it may be among the members. */
 bool api_has_ids(struct api_body *body, const char *name);
 /* The ids of a member that has them; *ids: mem_free. */

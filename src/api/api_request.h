@@ -64,6 +64,7 @@ struct api_setup {
     const struct answer_syntax *syntax;
     json_t *variables;    /* object: variables of chat templates, below a request's; NULL: none */
     const char *model;    /* the name in answers to requests without one */
+    bool picked;          /* a request's "model" was found to name this one */
     uint32_t vocab;       /* token ids are below it */
     uint32_t max_choices; /* largest "n": the engine's max_running */
     uint32_t max_tokens;  /* default of requests; 0: as many as fit */

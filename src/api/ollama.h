@@ -40,8 +40,8 @@ json_t *ollama_error_json(const struct api_error *err);
 /* ---- about the model (ollama_models.c) ------------------------------------------------------- */
 
 /* {"models": [...]}: what is there, and what is loaded. New; NULL: out of memory. */
-json_t *ollama_tags(const struct api_model *m);
-json_t *ollama_ps(const struct api_model *m);
+json_t *ollama_tags(const struct api_model *models, size_t n);
+json_t *ollama_ps(const struct api_model *models, size_t n);
 /* The answer to a body of /api/show, as text. False with *err. */
 bool ollama_show(const struct api_model *m, struct api_body *body, struct text_buf *out,
                  struct api_error *err);

@@ -8,7 +8,7 @@
 #include <string.h>
 
 static json_t *name_json(const struct api_model *m) {
-    const char *name = m->setup->model;
+    const char *name = m->name;
     return strchr(name, ':') ? json_string(name) : json_sprintf("%s:latest", name);
 }
 
@@ -33,8 +33,11 @@ static json_t *details_json(const struct api_model *m) {
                      size_json(m->info.parameters), "quantization_level", quantization_json(m));
 }
 
-/* What /api/tags and /api/ps have in common. */
-static json_t *model_json(const struct api_model *m) {
+/* What /api/tags and /api/ps have in common. What is not loaded is not known in detail. */
+static json_t *facts_json(const struct api_model *m) {
+    if (!m->setup)
+        return json_pack("{s:o, s:o, s:I, s:s, s:{}}", "name", name_json(m), "model", name_json(m),
+                         "size", (json_int_t)m->file_bytes, "digest", "", "details");
     return json_pack("{s:o, s:o, s:I, s:s, s:o}", "name", name_json(m), "model", name_json(m),
                      "size", (json_int_t)m->info.weight_bytes, "digest", m->info.fingerprint,
                      "details", details_json(m));
@@ -50,16 +53,40 @@ static json_t *with(json_t *model, const char *name, json_t *value) {
     return NULL;
 }
 
-json_t *ollama_tags(const struct api_model *m) {
-    return json_pack("{s:[o]}", "models", with(model_json(m), "modified_at", api_time(m->since_s)));
+static json_t *model_json(const struct api_model *m) {
+    return m->state ? with(facts_json(m), "state", json_string(m->state)) : facts_json(m);
 }
 
-json_t *ollama_ps(const struct api_model *m) {
+/* {"models": [what `of` makes of each]} */
+static json_t *list_json(const struct api_model *models, size_t n,
+                         json_t *(*of)(const struct api_model *m)) {
+    json_t *list = json_array();
+    bool good = list != NULL;
+    for (size_t i = 0; good && i < n; i++)
+        good = json_array_append_new(list, of(&models[i])) == 0;
+    if (good)
+        return json_pack("{s:o}", "models", list);
+    json_decref(list);
+    return NULL;
+}
+
+static json_t *tag_json(const struct api_model *m) {
+    return with(model_json(m), "modified_at", api_time(m->since_s));
+}
+
+json_t *ollama_tags(const struct api_model *models, size_t n) {
+    return list_json(models, n, tag_json);
+}
+
+static json_t *running_json(const struct api_model *m) {
     static const char NEVER[] = "2318-01-01T00:00:00Z"; /* keep_alive -1 */
     json_t *model = with(model_json(m), "expires_at", json_string(NEVER));
     model = with(model, "size_vram", json_integer(0));
-    return json_pack("{s:[o]}", "models",
-                     with(model, "context_length", json_integer((json_int_t)m->setup->ctx)));
+    return with(model, "context_length", json_integer(m->setup ? (json_int_t)m->setup->ctx : 0));
+}
+
+json_t *ollama_ps(const struct api_model *models, size_t n) {
+    return list_json(models, n, running_json);
 }
 
 static json_t *capabilities_json(const struct api_model *m) {

@@ -50,7 +50,8 @@ bool ollama_check_model(const struct api_setup *setup, json_t *body, struct api_
     if (!api_word(given, "model", &name, err))
         return false;
     const size_t n = strlen(setup->model);
-    if (strncmp(name, setup->model, n) == 0 && (!name[n] || strcmp(name + n, LATEST) == 0))
+    if (setup->picked ||
+        (strncmp(name, setup->model, n) == 0 && (!name[n] || strcmp(name + n, LATEST) == 0)))
         return true;
     api_refuse(err, NULL, "model '%.100s' not found, this server runs '%.100s'", name,
                setup->model);

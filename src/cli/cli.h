@@ -4,8 +4,8 @@
  *   main.c                                 finds the command; the only place that decides an exit
  *   generate.c  cache_prompt.c  cache_folder.c  batch.c  perplexity.c  bench_kv_cache.c
  *   calibrate.c  embed.c  info.c  tokenize.c  convert.c  simulate.c  grammar_check.c  serve.c
- *   serve_plan.c
  *                                          the commands
+ *   serve_X.c   parts of serve, with a header of their own, serve.h
  *   options.c   one table per command: reading flags
  *   option_table.c  a row of it
  *   foreign_flags.c  flags of llama-server, vLLM, mlx_lm.server and vllm-mlx
@@ -116,7 +116,8 @@ struct option {
     const char *help;
     enum option_kind kind;
     bool required;
-    bool number_too; /* a text that may be a whole number in a --config file */
+    const char *instead; /* a flag that may be given in place of a required one; NULL */
+    bool number_too;     /* a text that may be a whole number in a --config file */
 };
 
 enum { OPTIONS_MAX = 128 };
@@ -165,6 +166,10 @@ struct settings {
 /* clang-format on */
 /* Fills rows that are not `given` yet, if the command has a CONFIG_OPTION row. */
 int settings_read(const struct command *c, bool *given, void *args);
+/* Sets the row of a flag, which the command has, from a JSON value as in such a file, whose strings
+ * s->kept (an array) keeps. where: begins errors. */
+int settings_member(const struct command *c, struct settings *s, const char *where, const char *key,
+                    const json_t *value, void *args);
 void settings_free(struct settings *s);
 
 /* The flags of every command that runs one sequence over a cache. */
@@ -188,11 +193,13 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
                         kvasir_engine_options *out);
 
 /* clang-format off */
-#define MODEL_OPTION(type)                                                                         \
+/* other: a flag that may be given in its place. */
+#define MODEL_OPTION_OR(type, other)                                                               \
     {.name = "--model", .alias = "-m", .value = "MODEL", .kind = OPTION_TEXT, .required = true,    \
-     .offset = offsetof(type, model), .shown = "",                                                 \
+     .instead = other, .offset = offsetof(type, model), .shown = "",                               \
      .help = "GGUF file, folder with config.json and safetensors, or a name that was pulled "      \
              "(kvasir pull)"}
+#define MODEL_OPTION(type) MODEL_OPTION_OR(type, NULL)
 
 /* Of a kvasir_model_options. */
 #define LOAD_OPTIONS(type, load)                                                                   \
@@ -607,11 +614,8 @@ int sampling_read(const struct command *c, const struct sampling_args *a, struct
 int sampling_protect(const struct command *c, const kvasir_tokenizer *t, struct sampling *s);
 void sampling_free(struct sampling *s);
 
-/* ---- serve (serve_plan.c, notify.c) ---------------------------------------------------------- */
+/* ---- the service manager (notify.c) ---------------------------------------------------------- */
 
-/* How a server would use memory, of which requests own so many bytes beside the cache: --dry-run.
- * Standard output. */
-int serve_plan_print(const struct command *c, kvasir_engine *engine, uint64_t requests, bool json);
 /* Tells the service manager, if there is one: "READY=1". */
 void notify(const char *state);
 
@@ -621,6 +625,7 @@ void notify(const char *state);
 enum sandbox_feature {
     SANDBOX_ALWAYS,
     SANDBOX_MODEL,
+    SANDBOX_MODELS,     /* several, loaded while the server runs: sandbox.models */
     SANDBOX_KEY_CENTRE, /* a file of key means */
     SANDBOX_KEY_FILE,   /* read again at SIGHUP */
     SANDBOX_SOCKET,     /* a Unix socket to listen on */
@@ -633,8 +638,10 @@ enum sandbox_feature {
 };
 struct sandbox {
     const char *uses[SANDBOX_FEATURES]; /* a path, a name or ""; NULL: the feature is not used */
-    bool wanted, required;              /* --sandbox: not off; on */
-    int files_error;                    /* why files are not restricted; 0 */
+    const char *const *models;          /* [n_models] paths, of SANDBOX_MODELS */
+    size_t n_models;
+    bool wanted, required; /* --sandbox: not off; on */
+    int files_error;       /* why files are not restricted; 0 */
 };
 int sandbox_read(const struct command *c, const char *mode, struct sandbox *s);
 /* From here on the calling thread, and those that it starts, open only what the features need. Only

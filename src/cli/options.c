@@ -61,14 +61,17 @@ static int set_defaults(const struct command *c, void *args) {
 static int check_required(const struct command *c, void *args) {
     for (size_t i = 0; i < c->n_options; i++) {
         const struct option *o = &c->options[i];
-        if (o->required && !*(const char **)option_field(o, args))
+        const struct option *other =
+            o->instead ? option_find(c, o->instead, strlen(o->instead)) : NULL;
+        if (o->required && !*(const char **)option_field(o, args) &&
+            !(other && *(const char **)option_field(other, args)))
             return usage_error(c, "%s: missing; see kvasir %s --help",
                                o->alias ? o->alias : o->name, c->name);
     }
     for (size_t i = 0; i < c->n_options; i++) {
         const struct option *o = &c->options[i];
         const bool model = strcmp(o->name, "--model") == 0 || strcmp(o->name, "MODEL") == 0;
-        if (model && o->required)
+        if (model && o->required && *(const char **)option_field(o, args))
             return model_resolve(c, option_field(o, args));
     }
     return EXIT_GOOD;

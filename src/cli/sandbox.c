@@ -88,6 +88,13 @@ static const struct call OPENING[] = {
     CALL(open), CALL(openat), CALL(stat), CALL(newfstatat), CALL(statx), CALL(access),
     CALL(faccessat), CALL(faccessat2), CALL(fstatfs), END,
 };
+/* Opens models and starts engines, and ends them, while requests are answered. */
+static const struct call LOADING[] = {
+    CALL(open), CALL(openat), CALL(stat), CALL(newfstatat), CALL(statx), CALL(access),
+    CALL(faccessat), CALL(faccessat2), CALL(fstatfs), CALL(statfs), CALL(getdents64),
+    CALL(readlink), CALL(readlinkat), CALL(fadvise64), CALL(mlock), CALL(mlock2), CALL(munlock),
+    CALL(mkdir), CALL(mkdirat), END,
+};
 static const struct call REMOVING[] = {CALL(unlink), CALL(unlinkat), END};
 static const struct call STORING[] = {
     CALL(open), CALL(openat), CALL(stat), CALL(newfstatat), CALL(statx), CALL(access),
@@ -123,6 +130,7 @@ static const struct need {
                         .paths = {"/proc/meminfo", "/proc/self/cgroup", "/proc/self/statm",
                                   "/sys/fs/cgroup"}},
     [SANDBOX_MODEL] = {MODEL, READ | LIST, {NULL}, NULL},
+    [SANDBOX_MODELS] = {MODEL, READ | LIST, {NULL}, LOADING},
     [SANDBOX_KEY_CENTRE] = {ITSELF, READ, {NULL}, NULL},
     [SANDBOX_KEY_FILE] = {FOLDER, READ, {NULL}, OPENING},
     [SANDBOX_SOCKET] = {FOLDER, LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_REMOVE_FILE,
@@ -224,8 +232,10 @@ static void allow_needs(struct rules *r, const struct sandbox *s) {
             allow(r, path, need->rights);
         else if (path && need->place == FOLDER)
             allow_folder(r, path, need->rights);
-        else if (path && need->place == MODEL)
+        else if (path && need->place == MODEL && f != SANDBOX_MODELS)
             allow_model(r, path, need->rights);
+        for (size_t i = 0; path && f == SANDBOX_MODELS && i < s->n_models; i++)
+            allow_model(r, s->models[i], need->rights);
     }
 }
 

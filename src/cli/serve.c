@@ -10,8 +10,7 @@
  * ignored, it stays so. While it waits, this thread looks at the model's files: if they were
  * changed, requests and /ready are refused for some seconds, and then the server ends, too.
  */
-#include "cli.h"
-#include "server/server.h"
+#include "serve.h"
 
 #include <arpa/inet.h>
 #include <signal.h>
@@ -20,27 +19,29 @@
 #include <sys/stat.h>
 #include <time.h>
 
-struct serve_args {
-    kvasir_model_options load;
-    struct settings settings;
-    struct server_options server;
-    const char *model, *api_key_file, *warm_prompts, *sandbox, *generation_config, *seed, *compat;
-    const char *rerank_form;
-    struct text_list api_keys, allowed_hosts, trusted_proxies;
-    struct engine_args engine;
-    struct chat_args chat;
-    uint64_t body_mib, request_mib, response_mib;
-    uint32_t port, drain_timeout_s;
-    bool quantize_stored, batching, prefix_cache, insecure_no_key, dry_run, json, quiet;
-};
-
 /* clang-format off */
 #define ROW(field) .offset = offsetof(struct serve_args, field)
 #define SECONDS_ROW(name_, field, help_)                                                           \
     {.name = name_, .value = "S", .kind = OPTION_U32, ROW(field), .min = 1, .max = 86400,          \
      .help = help_}
 static const struct option OPTIONS[] = {
-    MODEL_OPTION(struct serve_args),
+    MODEL_OPTION_OR(struct serve_args, "--models"),
+    {.name = "--models", .alias = "--models-dir", .value = "DIR", .kind = OPTION_TEXT,
+     ROW(models), .shown = "none",
+     .help = "instead of --model: several models, which requests choose by their names; a folder "
+             "with GGUF files and models' folders, or a JSON file (docs/models.md). Each is loaded "
+             "at its first request"},
+    {.name = "--models-at-once", .alias = "--models-max", .value = "N", .kind = OPTION_U32,
+     ROW(at_once), .max = 1024,
+     .shown = "2",
+     .help = "with --models: how many of those without a share of their own fit into the cache's "
+             "memory at once; each gets that part of it"},
+    {.name = "--model-idle-seconds", .value = "S", .kind = OPTION_U32, ROW(idle_s),
+     .max = 365 * 86400, .shown = "0, when another needs its memory",
+     .help = "with --models: unload a model that nobody used for so long"},
+    {.name = "--model-wait-seconds", .value = "S", .kind = OPTION_U32, ROW(wait_s), .max = 86400,
+     .shown = "300",
+     .help = "with --models: seconds that a request may wait until its model is loaded"},
     LOAD_OPTIONS(struct serve_args, load),
     {.name = "--host", .value = "ADDRESS", .kind = OPTION_TEXT, ROW(server.host),
      .help = "address to listen on; 0.0.0.0 or :: for all interfaces; unix:/path for a Unix "
@@ -195,7 +196,7 @@ static const struct option OPTIONS[] = {
 static const struct command COMMAND = {
     .name = "serve",
     .summary = "Answers requests over HTTP, with the APIs of OpenAI and Anthropic.",
-    .usage = "-m MODEL [--port N] [flags]",
+    .usage = "(-m MODEL | --models DIR) [--port N] [flags]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
     .details =
@@ -216,11 +217,22 @@ struct serve {
     size_t n_keys, cap_keys;
     char name[MODEL_NAME_BYTES]; /* server.model_name if no flag gives it */
     char stored_bits[32];
+    struct serve_models models; /* of --models; then there is no model and no engine here */
     kvasir_model *model;
     kvasir_engine *engine;
     struct server *server;
     sigset_t signals; /* that end it */
 };
+
+static void log_line(void *user, const char *line) {
+    (void)user;
+    fprintf(stderr, "%s\n", line);
+}
+
+static void log_note(void *user, const char *line) {
+    (void)user;
+    fprintf(stderr, "server: %s\n", line);
+}
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
@@ -354,6 +366,8 @@ static void settle_stored(struct serve *s) {
 }
 
 static void settle_name(struct serve *s) {
+    if (!s->a->model)
+        return;
     model_base_name(s->a->model, s->name);
     s->a->server.strict_model = s->a->server.model_name != NULL;
     if (!s->a->server.model_name)
@@ -370,6 +384,7 @@ static int settle_sandbox(struct serve *s) {
         inet_pton(AF_INET, host, address) > 0 || inet_pton(AF_INET6, host, address) > 0;
     uses[SANDBOX_ALWAYS] = "";
     uses[SANDBOX_MODEL] = a->model;
+    uses[SANDBOX_MODELS] = a->models;
     uses[SANDBOX_KEY_CENTRE] = a->engine.options.context.key_centre;
     uses[SANDBOX_KEY_FILE] = a->api_key_file;
     uses[SANDBOX_SOCKET] = socket ? host + 5 : NULL;
@@ -381,6 +396,8 @@ static int settle_sandbox(struct serve *s) {
     /* The sandbox is about files that are there. Whoever opens the folder explains failures. */
     if (s->options.cache_dir && !a->dry_run)
         (void)mkdir(s->options.cache_dir, 0700);
+    if (!a->dry_run)
+        serve_models_make_folders(&s->models);
     return sandbox_read(&COMMAND, a->sandbox, &s->sandbox);
 }
 
@@ -392,10 +409,44 @@ static int settle_compat(struct serve *s) {
     return usage_error(&COMMAND, "--compat: \"%.60s\" is neither mlx nor vllm-mlx", as);
 }
 
+/* What --models goes with. */
+static int check_models(const struct serve_args *a) {
+    const struct {
+        const char *flag;
+        bool given;
+    } one[] = {{"--model", a->model},
+               {"--served-model-name", a->server.model_name},
+               {"--warm-prompts", a->warm_prompts},
+               {"--kv-cache-quantization", a->quantize_stored}},
+      many[] = {{"--models-at-once", a->at_once},
+                {"--model-idle-seconds", a->idle_s},
+                {"--model-wait-seconds", a->wait_s}};
+    for (size_t i = 0; i < sizeof one / sizeof *one && a->models; i++)
+        if (one[i].given)
+            return usage_error(&COMMAND, "%s: not allowed with --models", one[i].flag);
+    for (size_t i = 0; i < sizeof many / sizeof *many && !a->models; i++)
+        if (many[i].given)
+            return usage_error(&COMMAND, "%s: only allowed with --models", many[i].flag);
+    return EXIT_GOOD;
+}
+
+/* The rest of the flags is settled. */
+static int settle_models(struct serve *s) {
+    const int code = serve_models_read(&COMMAND, s->a, &s->models);
+    if (code)
+        return code;
+    s->a->server.model_name = s->models.items[s->models.set.first].name;
+    s->sandbox.models = s->models.paths;
+    s->sandbox.n_models = s->models.n;
+    return EXIT_GOOD;
+}
+
 /* Everything that needs no model. */
 static int settle_flags(struct serve *s) {
     struct serve_args *a = s->a;
     kvasir_error err;
+    if (check_models(a))
+        return EXIT_USAGE;
     if (a->json && !a->dry_run)
         return usage_error(&COMMAND, "--json: only allowed with --dry-run");
     if (a->prefix_cache && a->engine.options.no_prefix_cache)
@@ -404,7 +455,7 @@ static int settle_flags(struct serve *s) {
         return usage_error(&COMMAND, "--kv-cache-quantization: not allowed with --no-prefix-cache");
     if (a->server.model_name && !*a->server.model_name)
         return usage_error(&COMMAND, "--served-model-name: is empty");
-    if (!rerank_form_of(a->rerank_form, a->model, &a->server.rerank))
+    if (a->model && !rerank_form_of(a->rerank_form, a->model, &a->server.rerank))
         return usage_error(&COMMAND, "--rerank-form: \"%.40s\" is none of auto, cosine and yes-no",
                            a->rerank_form);
     for (size_t i = 0; i < a->allowed_hosts.n; i++)
@@ -438,7 +489,11 @@ static int settle_flags(struct serve *s) {
         code = read_warm_prompts(s);
     if (!code && !server_check_proxies(&a->server, &err))
         code = library_error(&COMMAND, &err);
-    if (!code)
+    s->options.on_note = log_note;
+    a->engine.options.on_note = log_note;
+    if (!code && a->models)
+        code = settle_models(s);
+    else if (!code)
         code = chat_read(&COMMAND, &a->chat, &s->chat);
     if (!code)
         code = settle_sandbox(s);
@@ -480,21 +535,10 @@ static void block_signals(struct serve *s) {
     pthread_sigmask(SIG_BLOCK, &s->signals, NULL);
 }
 
-static void log_line(void *user, const char *line) {
-    (void)user;
-    fprintf(stderr, "%s\n", line);
-}
-
-static void log_note(void *user, const char *line) {
-    (void)user;
-    fprintf(stderr, "server: %s\n", line);
-}
-
 static int start_engine(struct serve *s) {
     kvasir_error err;
     kvasir_context_info info;
     block_signals(s);
-    s->options.on_note = log_note;
     if (s->a->dry_run) /* the plan needs no stores */
         s->options.cache_dir = s->options.cache_remote = NULL;
     if (kvasir_engine_create(s->model, &s->options, &s->engine, &err))
@@ -514,7 +558,8 @@ static int start_server(struct serve *s) {
     o->on_log = log_line;
     o->api_keys = s->keys;
     o->n_api_keys = s->n_keys;
-    if (server_create(o, s->model, s->engine, &s->server, &err))
+    if (s->a->models ? server_create_many(o, &s->models.set, &s->server, &err)
+                     : server_create(o, s->model, s->engine, &s->server, &err))
         return library_error(&COMMAND, &err);
     if (!server_is_loopback(o->host) && o->n_api_keys == 0)
         fprintf(stderr,
@@ -557,13 +602,21 @@ static int wait_signal(const struct serve *s, int seconds) {
 }
 
 /* Tells the service manager's watchdog that the engine has made a step since the last call, or has
- * nothing to do. A thread that hangs with the engine's lock stops this one, too. */
-static void feed_watchdog(const struct serve *s, uint64_t *steps) {
-    kvasir_engine_stats stats;
-    kvasir_engine_get_stats(s->engine, &stats);
-    if (stats.steps != *steps || !stats.running)
+ * nothing to do. A thread that hangs with the engine's lock stops this one, too. False: the only
+ * model's files were changed. */
+static bool look(struct serve *s, uint64_t *steps, kvasir_error *err) {
+    bool works;
+    if (s->a->models) {
+        works = serve_models_watch(&s->models, s->server);
+    } else {
+        kvasir_engine_stats stats;
+        kvasir_engine_get_stats(s->engine, &stats);
+        works = stats.steps != *steps || !stats.running;
+        *steps = stats.steps;
+    }
+    if (works)
         notify("WATCHDOG=1");
-    *steps = stats.steps;
+    return !s->model || kvasir_model_verify(s->model, err) == KVASIR_OK;
 }
 
 /* A mistake in the file changes nothing. */
@@ -586,13 +639,12 @@ static int take_signal(struct serve *s) {
     uint64_t steps = 0;
     kvasir_error err;
     do {
-        feed_watchdog(s, &steps);
         came = wait_signal(s, WATCH_S);
         if (came == SIGHUP) {
             reread_keys(s);
             came = NO_SIGNAL;
         }
-    } while (came == NO_SIGNAL && !kvasir_model_verify(s->model, &err));
+    } while (came == NO_SIGNAL && look(s, &steps, &err));
     if (came == NO_SIGNAL) {
         run_error(&COMMAND, "%s; the server ends", err.text);
         notify("STOPPING=1");
@@ -632,15 +684,19 @@ static int run_serve(struct serve *s) {
     int code = settle_flags(s);
     if (!code)
         code = sandbox_files(&COMMAND, &s->sandbox);
-    if (!code)
+    const bool many = s->a->models != NULL;
+    if (!code && !many)
         code = open_model(s);
-    if (!code)
+    if (!code && !many)
         code = start_engine(s);
     if (code)
         return code;
+    const uint64_t requests = server_request_memory(&s->a->server);
     if (s->a->dry_run)
-        return serve_plan_print(&COMMAND, s->engine, server_request_memory(&s->a->server),
-                                s->a->json);
+        return many ? serve_models_print(&s->models, requests, s->a->json)
+                    : serve_plan_print(&COMMAND, s->engine, requests, s->a->json);
+    if (many)
+        block_signals(s);
     code = start_server(s);
     if (!code)
         code = wait_and_drain(s);
@@ -662,6 +718,7 @@ int serve_main(int argc, char **argv) {
     server_destroy(s.server);
     kvasir_engine_destroy(s.engine);
     kvasir_model_close(s.model);
+    serve_models_free(&s.models);
     chat_free(&s.chat);
     forget_keys(&s);
     free(s.warm_text);

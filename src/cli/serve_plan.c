@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* serve_plan.c: `kvasir serve --dry-run`, how a server would use memory. It asks a real engine, so
  * that what would fail does; weights are mapped but not read. */
-#include "cli.h"
+#include "serve.h"
 
 static const uint32_t LENGTHS[] = {1, 2, 4, 8, 16, 32, 64, 128}; /* times 1,024 tokens */
 enum { N_LENGTHS = sizeof LENGTHS / sizeof *LENGTHS };

@@ -241,6 +241,18 @@ int settings_read(const struct command *c, bool *given, void *args) {
     return code;
 }
 
+int settings_member(const struct command *c, struct settings *s, const char *where, const char *key,
+                    const json_t *value, void *args) {
+    bool given[OPTIONS_MAX] = {false};
+    struct reader r = {.command = c, .settings = s, .given = given, .args = args};
+    char flag[NAME_MAX_BYTES], name[400];
+    const int n = snprintf(flag, sizeof flag, "--%s", key);
+    const struct option *o = n < (int)sizeof flag ? option_find(c, flag, (size_t)n) : NULL;
+    ASSERT(o); /* the caller has looked */
+    snprintf(name, sizeof name, "%.300s: \"%.60s\"", where, key);
+    return read_value(&r, o, name, value);
+}
+
 void settings_free(struct settings *s) {
     json_decref(s->kept);
     *s = (struct settings){0};

@@ -13,6 +13,9 @@
  * seconds, with "pending": true. Until then it is in the server's list, which the watcher's tick
  * looks at.
  *
+ * Of several models a request to explain is about the one that its body names; DELETE about the one
+ * that it names, which is loaded for it, else about all that are loaded.
+ *
  * Whose prefixes: a salt is a key and the cache_salt of requests (server_salt). DELETE names the
  * second, and by the name of its keys a tenant; without one the salt of every key is meant.
  */
@@ -31,9 +34,13 @@ struct cache_task {
     bool all_salts; /* of explain: what other salts have is told, too */
     struct text_end end;
     atomic_bool finished;
+    struct served **models; /* [n_models] with a lease; mem_free */
+    size_t n_models;
+    uint32_t unanswered; /* of them, of DELETE; under the server's mutex, as `forgotten` */
+    bool failed;         /* likewise: to ask one of them */
     /* of DELETE; from the query, then from the body */
-    char *salt, *tenant; /* NULL: not given */
-    const char **salts;  /* [n_salts], mem_free each */
+    char *salt, *tenant, *model; /* NULL: not given */
+    const char **salts;          /* [n_salts], mem_free each */
     size_t n_salts;
     struct cache_task *next_waiting; /* of the server's list */
     int64_t until_us;                /* as long it waits for the stores; 0: it is not in the list */
@@ -69,6 +76,10 @@ static void task_free(struct cache_task *t) {
     mem_free(t->salts);
     mem_free(t->salt);
     mem_free(t->tenant);
+    mem_free(t->model);
+    for (size_t i = 0; i < t->n_models; i++)
+        served_give(t->models[i]);
+    mem_free(t->models);
     mem_free((void *)(uintptr_t)t->request.engine.salt);
     t->request.engine.salt = NULL;
     api_request_free(&t->request);
@@ -113,13 +124,12 @@ static enum http_step begin(struct server *s, struct http_exchange *exchange, co
                             enum http_step (*go_on)(struct http_exchange *exchange)) {
     t->task = (struct task){go_on, gone, done};
     t->work = (struct work){.run = run, .bytes = exchange->body_len};
-    t->server = s;
     t->account = tenant->account;
     t->exchange = exchange;
     t->route = route;
     t->key = tenant->key;
     t->all_salts = tenant->admin && s->options.admin_key;
-    text_end_begin(&t->end, s, s->most_prompt_tokens);
+    text_end_begin(&t->end, s, &t->work);
     server_count_open(s, 1);
     if (!http_attach(exchange, t))
         gone(exchange);
@@ -140,7 +150,25 @@ static struct cache_task *task_create(struct server *s, struct http_exchange *ex
     }
     if (!t)
         *step = reply_error(s, exchange, &PROTOCOL_CHAT, &err);
+    else
+        t->server = s;
     return t;
+}
+
+/* The only model that it is about. */
+static enum pick pick_model(struct cache_task *t, const char *name) {
+    struct served *m;
+    const enum pick got = text_pick(&t->end, t->exchange, t->key, name, &m, &t->err);
+    if (got != PICKED)
+        return got;
+    t->models = mem_calloc(1, sizeof(struct served *));
+    if (!t->models) {
+        served_give(m);
+        api_no_memory(&t->err);
+        return PICK_REFUSED;
+    }
+    t->models[t->n_models++] = m;
+    return got;
 }
 
 /* The worker could not ask the engine: *err of the task says why, but for the end of its time. */
@@ -158,12 +186,14 @@ static struct cache_task *task_of_work(struct work *work) {
 
 /* ---- forgetting ------------------------------------------------------------------------------ */
 
-/* Takes one of the two names. False with *err. */
+/* Takes one of the names. False with *err. */
 static bool set_name(struct cache_task *t, const char *name, const char *value,
                      struct api_error *err) {
-    char **to = strcmp(name, "salt") == 0     ? &t->salt
-                : strcmp(name, "tenant") == 0 ? &t->tenant
-                                              : NULL;
+    const bool many = t->server->many != NULL;
+    char **to = strcmp(name, "salt") == 0            ? &t->salt
+                : strcmp(name, "tenant") == 0        ? &t->tenant
+                : many && strcmp(name, "model") == 0 ? &t->model
+                                                     : NULL;
     if (!to)
         return api_refuse(err, NULL, "\"%.60s\" is unknown, only salt and tenant are supported",
                           name);
@@ -184,7 +214,7 @@ static bool read_query(struct cache_task *t, const char *query, struct api_error
 }
 
 static enum api_want wants_all(const char *name, size_t len, const char **known) {
-    static const char *const NAMES[] = {"salt", "tenant", NULL};
+    static const char *const NAMES[] = {"salt", "tenant", "model", NULL};
     const enum api_want want =
         api_want_of(&(struct api_names){API_TREE, NAMES}, 1, name, len, known);
     *known = want == API_SKIP ? "?" : *known; /* a misspelt name must not clear everything */
@@ -196,7 +226,8 @@ static bool read_names(struct cache_task *t, struct api_error *err) {
     struct api_body body;
     const char *name, *text;
     json_t *value;
-    bool good = reply_read_body(t->exchange, &t->server->setup, wants_all, &body, err);
+    const struct api_setup no_ids = {0};
+    bool good = reply_read_body(t->exchange, &no_ids, wants_all, &body, err);
     if (!good)
         return false;
     if (json_object_get(body.members, "?"))
@@ -246,28 +277,89 @@ static bool list_salts(struct cache_task *t, struct api_error *err) {
     return good;
 }
 
+/* All that are loaded. False: out of memory. */
+static bool list_loaded(struct cache_task *t) {
+    const size_t n = served_count(t->server);
+    t->models = mem_calloc(n, sizeof(struct served *));
+    for (size_t i = 0; t->models && i < n; i++) {
+        struct served *m = served_peek(t->server, i);
+        if (m)
+            t->models[t->n_models++] = m;
+    }
+    return t->models || api_no_memory(&t->err);
+}
+
+/* n models have answered, or will not. */
+static void count_answers(struct cache_task *t, const kvasir_forgotten *what, uint32_t n) {
+    pthread_mutex_lock(&t->server->mutex);
+    ASSERT(t->unanswered >= n);
+    t->unanswered -= n;
+    t->forgotten.entries += what->entries;
+    t->forgotten.tokens += what->tokens;
+    t->forgotten.bytes += what->bytes;
+    const bool last = t->unanswered == 0, good = !t->failed;
+    pthread_mutex_unlock(&t->server->mutex);
+    if (last)
+        finish(t, good);
+}
+
 static void on_forgotten(void *user, const kvasir_forgotten *what) {
-    struct cache_task *t = user;
-    t->forgotten = *what;
-    finish(t, true);
+    count_answers(user, what, 1);
+}
+
+/* The task may be freed at the end. */
+static void ask_to_forget(struct cache_task *t) {
+    static const kvasir_forgotten NOTHING = {0};
+    kvasir_error why;
+    kvasir_status status = KVASIR_OK;
+    const uint32_t n = (uint32_t)t->n_models;
+    uint32_t asked = 0;
+    t->unanswered = n + 1; /* 1: this thread */
+    for (; asked < n && status == KVASIR_OK; asked += status == KVASIR_OK)
+        status = kvasir_engine_forget_counted(t->models[asked]->engine, t->salts, t->n_salts,
+                                              on_forgotten, t, &why);
+    pthread_mutex_lock(&t->server->mutex);
+    t->failed = status != KVASIR_OK;
+    if (t->failed)
+        api_error_of(&t->err, &why);
+    pthread_mutex_unlock(&t->server->mutex);
+    count_answers(t, &NOTHING, n - asked + 1);
+}
+
+/* What is to be forgotten; once. */
+static bool read_forget(struct cache_task *t) {
+    struct charge *before = charge_enter(t->exchange->charge);
+    t->err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
+    const bool good = !text_ended(&t->end) &&
+                      (t->exchange->body_len == 0 || read_names(t, &t->err)) &&
+                      list_salts(t, &t->err);
+    http_drop_body(t->exchange);
+    charge_leave(before);
+    return good;
 }
 
 static void run_forget(struct work *work) {
     struct cache_task *t = task_of_work(work);
-    kvasir_error why;
-    struct charge *before = charge_enter(t->exchange->charge);
-    t->err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
-    bool good = !text_ended(&t->end) && (t->exchange->body_len == 0 || read_names(t, &t->err)) &&
-                list_salts(t, &t->err);
-    http_drop_body(t->exchange);
-    charge_leave(before);
-    if (good && kvasir_engine_forget_counted(t->server->engine, t->salts, t->n_salts, on_forgotten,
-                                             t, &why) != KVASIR_OK) {
-        api_error_of(&t->err, &why);
-        good = false;
+    bool good = t->end.pick.asked || read_forget(t);
+    if (good && t->server->many && !t->model) {
+        good = list_loaded(t);
+    } else if (good) {
+        const enum pick got = pick_model(t, t->model);
+        if (got == PICK_WAITS)
+            return;
+        good = got == PICKED;
     }
-    if (!good)
+    if (good)
+        ask_to_forget(t);
+    else
         fail_task(t);
+}
+
+static bool is_pending(const struct cache_task *t) {
+    bool pending = false;
+    for (size_t i = 0; i < t->n_models; i++)
+        pending |= kvasir_engine_is_forgetting(t->models[i]->engine);
+    return pending;
 }
 
 static bool is_over(const struct cache_task *t, bool pending) {
@@ -276,9 +368,8 @@ static bool is_over(const struct cache_task *t, bool pending) {
 
 void forgets_tick(struct server *s) {
     pthread_mutex_lock(&s->mutex);
-    const bool pending = s->forgets && kvasir_engine_is_forgetting(s->engine);
     for (struct cache_task *t = s->forgets; t; t = t->next_waiting)
-        if (is_over(t, pending))
+        if (is_over(t, is_pending(t)))
             http_wake(t->exchange);
     pthread_mutex_unlock(&s->mutex);
 }
@@ -292,25 +383,40 @@ static void enter_list(struct cache_task *t) {
     pthread_mutex_unlock(&t->server->mutex);
 }
 
+/* Whose prefixes were forgotten; NULL: out of memory. */
+static json_t *names_json(const struct cache_task *t) {
+    json_t *names = json_array();
+    for (size_t i = 0; names && i < t->n_models; i++)
+        if (json_array_append_new(names, json_string(t->models[i]->options->model_name)) != 0) {
+            json_decref(names);
+            names = NULL;
+        }
+    return names;
+}
+
 static enum http_step forget_go_on(struct http_exchange *exchange) {
     struct cache_task *t = task_of(exchange);
     if (!atomic_load(&t->finished))
         return HTTP_WAIT;
     if (!t->good)
         return reply_error(t->server, exchange, &PROTOCOL_CHAT, &t->err);
-    bool pending = kvasir_engine_is_forgetting(t->server->engine);
+    bool pending = is_pending(t);
     if (pending && !t->until_us) {
         enter_list(t); /* the tick may have missed the end, or the server's: it is asked again */
-        pending = kvasir_engine_is_forgetting(t->server->engine);
+        pending = is_pending(t);
     }
     if (!is_over(t, pending))
         return HTTP_WAIT;
     const kvasir_forgotten *f = &t->forgotten;
-    return reply_json(t->server, exchange, HTTP_OK,
-                      json_pack("{s:s, s:b, s:b, s:{s:I, s:I, s:I}}", "status", "cleared",
-                                "rewarm_scheduled", 0, "pending", pending, "forgotten", "entries",
-                                (json_int_t)f->entries, "tokens", (json_int_t)f->tokens, "bytes",
-                                (json_int_t)f->bytes));
+    json_t *body =
+        json_pack("{s:s, s:b, s:b, s:{s:I, s:I, s:I}}", "status", "cleared", "rewarm_scheduled", 0,
+                  "pending", pending, "forgotten", "entries", (json_int_t)f->entries, "tokens",
+                  (json_int_t)f->tokens, "bytes", (json_int_t)f->bytes);
+    if (body && t->server->many && json_object_set_new(body, "models", names_json(t)) != 0) {
+        json_decref(body);
+        body = NULL;
+    }
+    return reply_json(t->server, exchange, HTTP_OK, body);
 }
 
 enum http_step forget_begin(struct server *s, struct http_exchange *exchange,
@@ -329,12 +435,13 @@ enum http_step forget_begin(struct server *s, struct http_exchange *exchange,
 
 /* ---- explaining ------------------------------------------------------------------------------ */
 
-/* A token's text, as far as it is UTF-8 by itself; null: there is no token. */
-static json_t *token_text(const struct server *s, int32_t token) {
+/* A token's text, as far as it is UTF-8 by itself; null: there is no token, or the model (NULL) is
+ * not loaded. */
+static json_t *token_text(const struct served *m, int32_t token) {
     char *text;
     size_t len;
-    if (token < 0 ||
-        kvasir_detokenize(s->setup.tokenizer, &token, 1, 0, &text, &len, NULL) != KVASIR_OK)
+    if (token < 0 || !m ||
+        kvasir_detokenize(m->setup.tokenizer, &token, 1, 0, &text, &len, NULL) != KVASIR_OK)
         return json_null();
     json_t *value = json_stringn(text, len);
     kvasir_free(text);
@@ -346,13 +453,13 @@ static json_t *token_id(int32_t token) {
 }
 
 /* The object of both explanations. */
-static json_t *explanation(const struct server *s, const struct lookup *l) {
+static json_t *explanation(const struct served *m, const struct lookup *l) {
     json_t *differs = json_null();
     if (l->token >= 0 || l->other_token >= 0)
         differs =
             json_pack("{s:I, s:o, s:o, s:o, s:o}", "position", (json_int_t)l->common_tokens,
-                      "token", token_id(l->token), "text", token_text(s, l->token), "stored_token",
-                      token_id(l->other_token), "stored_text", token_text(s, l->other_token));
+                      "token", token_id(l->token), "text", token_text(m, l->token), "stored_token",
+                      token_id(l->other_token), "stored_text", token_text(m, l->other_token));
     return json_pack("{s:s, s:I, s:I, s:I, s:s, s:o}", "object", "cache.explanation",
                      "prompt_tokens", (json_int_t)l->prompt_tokens, "common_tokens",
                      (json_int_t)l->common_tokens, "usable_tokens", (json_int_t)l->cached_tokens,
@@ -370,8 +477,8 @@ static void on_explained(void *user, const kvasir_explanation *e) {
     finish(t, true);
 }
 
-static bool read_prompt(struct cache_task *t, struct api_error *err) {
-    struct api_setup setup = t->server->setup;
+static bool read_members(struct cache_task *t, struct api_error *err) {
+    struct api_setup setup = t->models[0]->setup;
     struct api_body body;
     setup.limits = &t->end.limits;
     setup.grammars = NULL; /* nothing is generated */
@@ -387,16 +494,24 @@ static bool read_prompt(struct cache_task *t, struct api_error *err) {
     return t->request.engine.salt || api_no_memory(err);
 }
 
+static bool read_prompt(struct cache_task *t, struct api_error *err) {
+    struct charge *before = charge_enter(t->exchange->charge);
+    *err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
+    const bool good = !text_ended(&t->end) && read_members(t, err);
+    http_drop_body(t->exchange);
+    charge_leave(before);
+    return good;
+}
+
 static void run_explain(struct work *work) {
     struct cache_task *t = task_of_work(work);
     const kvasir_request *r = &t->request.engine;
     kvasir_error why;
-    struct charge *before = charge_enter(t->exchange->charge);
-    t->err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
-    bool good = !text_ended(&t->end) && read_prompt(t, &t->err);
-    http_drop_body(t->exchange);
-    charge_leave(before);
-    if (good && kvasir_engine_explain(t->server->engine, r->salt, r->tokens, r->n_tokens,
+    const enum pick got = pick_model(t, NULL);
+    if (got == PICK_WAITS)
+        return; /* the task may be freed by now */
+    bool good = got == PICKED && read_prompt(t, &t->err);
+    if (good && kvasir_engine_explain(t->models[0]->engine, r->salt, r->tokens, r->n_tokens,
                                       t->all_salts, on_explained, t, &why) != KVASIR_OK) {
         api_error_of(&t->err, &why);
         good = false;
@@ -420,7 +535,7 @@ static enum http_step explain_go_on(struct http_exchange *exchange) {
                              .why = e->why,
                              .token = e->token,
                              .other_token = e->other_token};
-    json_t *body = explanation(t->server, &l);
+    json_t *body = explanation(t->models[0], &l);
     bool good =
         body && json_object_set_new(body, "store_tokens", json_integer(e->store_tokens)) == 0;
     if (good && t->all_salts)
@@ -461,7 +576,9 @@ enum http_step explain_recent(struct server *s, struct http_exchange *exchange,
         err.status = HTTP_NOT_FOUND;
         return reply_error(s, exchange, &PROTOCOL_CHAT, &err);
     }
-    json_t *body = explanation(s, &l);
+    struct served *m = served_peek(s, l.model);
+    json_t *body = explanation(m, &l);
+    served_give(m);
     if (body && json_object_set_new(body, "request_id", json_string(l.id)) != 0) {
         json_decref(body);
         body = NULL;

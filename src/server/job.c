@@ -21,71 +21,12 @@
  *   JOB-3  Log lines and errors contain no text of a prompt or an answer, unless
  *          options.log_prompts is set.
  */
+#include "server/job_internal.h"
 #include "server/job_log.h"
-#include "server/text_task.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* A worker has the job, and the exchange waits: JOB_UNREAD, JOB_WRITING. Without a stream: WRITING
- * if the answer is long, then WRITTEN. */
-enum job_phase { JOB_UNREAD, JOB_REFUSED, JOB_SUBMITTED, JOB_WRITING, JOB_WRITTEN };
-/* Events and what they point to, back to back. Address space of options.buffer_bytes, of which the
- * first `touched` bytes are charged. */
-struct events {
-    char *data;
-    size_t len, touched;
-};
-
-struct job {
-    struct task task; /* first */
-    struct work work;
-    struct text_end end; /* of the worker's work */
-    struct server *server;
-    struct charge *charge; /* what it owns */
-    char id[JOB_ID_MAX], client_id[JOB_ID_MAX];
-    const char *key; /* the tenant's; belongs to the options */
-    struct tenant tenant;
-    struct responses_store responses; /* the tenant's */
-    struct session_user session;      /* likewise */
-    char *salt;
-    char *body;    /* its text, if it is logged */
-    char *unknown; /* names of fields that nobody knows; NULL: none */
-    struct api_setup setup;
-    struct api_request request;
-    int64_t created;
-    const struct protocol *protocol;
-    struct api_answer answer; /* unless it is a stream and continues no session */
-    char *text;               /* the answer's, JOB_WRITTEN; NULL: `refused` says why */
-    void *stream;
-    struct text_buf out; /* of the stream; sent up to out_at */
-    size_t out_at;
-    struct events taken; /* from queue, read up to taken_at */
-    size_t taken_at;
-    kvasir_error taken_error;
-    struct api_times seen;           /* when what is written happened */
-    bool finished;                   /* the stream is complete */
-    struct metrics_request measured; /* from submit on, of the engine's thread only */
-    struct job *prev, *next;         /* under the server's mutex */
-    /* under the mutex */
-    pthread_mutex_t mutex;
-    struct http_exchange *exchange; /* NULL: over */
-    enum job_phase phase;
-    struct api_error refused; /* why there is no answer */
-    uint64_t engine_id;
-    bool complete, too_slow, gone, comment_due;
-    struct events queue;
-    kvasir_error error; /* of the last choice that failed */
-    uint32_t prompt_tokens, cached_tokens, prompt_done, completion_tokens;
-    uint64_t cache_bytes;
-    kvasir_hit hit;
-    uint32_t common_tokens;
-    kvasir_miss why;
-    kvasir_finish finish;
-    struct metrics_request times; /* a copy of measured */
-    int64_t sent_us;
-};
 
 static struct job *job_of(const struct http_exchange *exchange) {
     return exchange->user;
@@ -118,45 +59,15 @@ static void job_free(struct job *j) {
     mem_unreserve(j->queue.data, events_room(j));
     charge_unref(j->charge);
     pthread_mutex_destroy(&j->mutex);
+    served_give(j->served);
     free(j);
-}
-
-static void job_list(struct job *j) {
-    struct server *s = j->server;
-    pthread_mutex_lock(&s->mutex);
-    j->next = s->jobs;
-    if (j->next)
-        j->next->prev = j;
-    s->jobs = j;
-    if (s->n_jobs++ == 0)
-        pthread_cond_broadcast(&s->changed);
-    s->n_incomplete++;
-    pthread_mutex_unlock(&s->mutex);
-}
-
-/* Under the server's mutex: off the list. */
-static void unlist(struct job *j) {
-    struct server *s = j->server;
-    ASSERT(s->n_jobs > 0);
-    *(j->prev ? &j->prev->next : &s->jobs) = j->next;
-    if (j->next)
-        j->next->prev = j->prev;
-    if (--s->n_jobs == 0)
-        pthread_cond_broadcast(&s->changed);
-}
-
-/* Under the server's mutex: a job's last event has come. */
-static void count_complete(struct server *s) {
-    ASSERT(s->n_incomplete > 0);
-    if (--s->n_incomplete == 0)
-        pthread_cond_broadcast(&s->changed);
 }
 
 /* The exchange is over, and the last event came before. */
 static void job_end(struct job *j) {
     struct server *s = j->server;
     pthread_mutex_lock(&s->mutex);
-    unlist(j);
+    jobs_remove(j);
     pthread_mutex_unlock(&s->mutex);
     job_free(j);
 }
@@ -191,6 +102,7 @@ static void note_lookup(const struct job *j, const kvasir_event *e) {
                        .prompt_tokens = e->prompt_tokens,
                        .common_tokens = e->common_tokens,
                        .cached_tokens = e->cached_tokens,
+                       .model = j->served->index,
                        .why = e->why,
                        .token = -1,
                        .other_token = e->other_token};
@@ -213,7 +125,7 @@ static void queue_event(struct job *j, const kvasir_event *e) {
     if (end > j->server->options.buffer_bytes ||
         (end > touched && !charge_take(j->charge, end - touched))) {
         j->too_slow = true;
-        kvasir_engine_cancel(j->server->engine, e->request);
+        kvasir_engine_cancel(j->served->engine, e->request);
         http_break_off(j->exchange);
         return;
     }
@@ -234,7 +146,7 @@ static void on_event(void *user, const kvasir_event *e) {
     struct job *j = user;
     struct server *s = j->server;
     const bool stream = j->request.stream, last = e->last;
-    metrics_event(s->metrics, &j->measured, e, metrics_now_us());
+    metrics_event(j->served->metrics, &j->measured, e, metrics_now_us());
     account_event(j->tenant.account, clock_seconds(), e, j->measured.started_us != 0);
     if (e->kind != KVASIR_EVENT_START && e->prompt_tokens > j->prompt_tokens && j->prompt_tokens)
         account_more(j->tenant.account, clock_seconds(), e->prompt_tokens - j->prompt_tokens,
@@ -265,7 +177,7 @@ static void on_event(void *user, const kvasir_event *e) {
     if (over) /* otherwise the job may be freed by now */
         job_end(j);
     pthread_mutex_lock(&s->mutex); /* last: then the server may end */
-    count_complete(s);
+    jobs_count_complete(s);
     pthread_mutex_unlock(&s->mutex);
 }
 
@@ -449,8 +361,7 @@ static void keep(void *user, const char *previous, json_t *input, json_t *respon
 static struct job *job_create(struct server *s, struct http_exchange *exchange,
                               const struct protocol *protocol, const struct tenant *tenant) {
     struct job *j = calloc(1, sizeof *j);
-    uint64_t seed; /* unless the request has one */
-    if (!j || !server_new_id(protocol->id_prefix, j->id, &seed)) {
+    if (!j || !server_new_id(protocol->id_prefix, j->id, &j->seed)) {
         free(j);
         return NULL;
     }
@@ -462,18 +373,9 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
     j->tenant = *tenant;
     j->sent_us = metrics_now_us();
     j->created = s->started_s + (j->sent_us - s->started_us) / 1000000;
-    j->setup = s->setup;
-    if (!s->options.fixed_seed)
-        j->setup.sampling.seed = seed;
-    j->setup.max_prompts = API_PROMPTS_MAX;
-    if (s->kept) {
-        j->responses = (struct responses_store){j, recall, keep};
-        j->setup.responses = &j->responses;
-    }
-    if (s->sessions) {
+    j->responses = (struct responses_store){j, recall, keep};
+    if (s->sessions)
         session_user_begin(&j->session, s->sessions, j->key, tenant->sees_all);
-        j->setup.sessions = &j->session.store;
-    }
     server_client_id(exchange, j->client_id);
     snprintf(exchange->id, sizeof exchange->id, "%s", *j->client_id ? j->client_id : j->id);
     pthread_mutex_init(&j->mutex, NULL);
@@ -493,7 +395,7 @@ static bool submit(struct job *j, const struct http_exchange *exchange, struct a
         return false;
     }
     struct charge *before = charge_enter(j->charge); /* the engine makes copies */
-    const kvasir_status status = api_submit(j->server->engine, &j->request, on_event, j, &id, err);
+    const kvasir_status status = api_submit(j->served->engine, &j->request, on_event, j, &id, err);
     charge_leave(before);
     if (status) {
         account_unwait(j->tenant.account);
@@ -505,16 +407,33 @@ static bool submit(struct job *j, const struct http_exchange *exchange, struct a
     pthread_mutex_unlock(&j->mutex);
     /* who cancelled it before may have missed the id */
     if (atomic_load(&j->server->stopping) || atomic_load(&j->end.cancelled))
-        kvasir_engine_cancel(j->server->engine, id);
+        kvasir_engine_cancel(j->served->engine, id);
     return true;
 }
 
 static void write_answer(struct job *j);
 
+static struct job *job_of_work(struct work *work) {
+    return (struct job *)(void *)((char *)work - offsetof(struct job, work));
+}
+
+static void set_model(struct job *j, struct served *m) {
+    pthread_mutex_lock(&j->mutex);
+    j->served = m;
+    pthread_mutex_unlock(&j->mutex);
+    j->setup = m->setup;
+    j->setup.limits = &j->end.limits;
+    if (!m->options->fixed_seed)
+        j->setup.sampling.seed = j->seed;
+    j->setup.max_prompts = API_PROMPTS_MAX;
+    j->setup.responses = j->server->kept ? &j->responses : NULL;
+    j->setup.sessions = j->server->sessions ? &j->session.store : NULL;
+}
+
 /* On a worker: reads the body and submits the request. False with *err. */
 static bool read_and_submit(struct job *j, struct api_error *err) {
     struct charge *before = charge_enter(j->charge);
-    const bool read = read_request(j, j->exchange, err);
+    const bool read = j->served && read_request(j, j->exchange, err);
     charge_leave(before);
     if (read) {
         if (j->request.idle)
@@ -527,6 +446,8 @@ static bool read_and_submit(struct job *j, struct api_error *err) {
         refused(j, REFUSED_TIME);
     else if (reply_memory_error(j->exchange, err))
         refused(j, REFUSED_MEMORY);
+    else if (!j->served && err->status >= HTTP_SERVER_ERROR)
+        refused(j, REFUSED_MODEL);
     else if (err->status != HTTP_CLIENT_CLOSED && err->status != HTTP_UNAVAILABLE)
         refused(j, err->code && strcmp(err->code, API_CONTEXT_EXCEEDED) == 0 ? REFUSED_CONTEXT
                                                                              : REFUSED_BODY);
@@ -534,14 +455,20 @@ static bool read_and_submit(struct job *j, struct api_error *err) {
 }
 
 static void work_on(struct work *work) {
-    struct job *j = (struct job *)(void *)((char *)work - offsetof(struct job, work));
+    struct job *j = job_of_work(work);
     struct server *s = j->server;
     struct api_error err;
+    struct served *m;
+    const enum pick got = text_pick(&j->end, j->exchange, j->key, NULL, &m, &err);
+    if (got == PICK_WAITS)
+        return; /* the job may be freed by now */
+    if (got == PICKED)
+        set_model(j, m);
     const bool good = read_and_submit(j, &err);
     const bool idle = good && j->request.idle;
     if (!good || idle) {
         pthread_mutex_lock(&s->mutex);
-        count_complete(s);
+        jobs_count_complete(s);
         pthread_mutex_unlock(&s->mutex);
     }
     pthread_mutex_lock(&j->mutex);
@@ -572,9 +499,8 @@ enum http_step job_begin(struct server *s, struct http_exchange *exchange,
     }
     j->task = (struct task){job_continue, job_gone, job_done};
     j->work = (struct work){.run = work_on, .bytes = exchange->body_len};
-    text_end_begin(&j->end, s, s->most_prompt_tokens);
-    j->setup.limits = &j->end.limits;
-    job_list(j); /* either jobs_stop sees the job, or the worker sees `stopping` */
+    text_end_begin(&j->end, s, &j->work);
+    jobs_add(j); /* either jobs_stop sees the job, or the worker sees `stopping` */
     if (!http_attach(exchange, j))
         job_gone(exchange);
     work_pool_add(s->work, &j->work);
@@ -612,7 +538,7 @@ static void write_answer(struct job *j) {
 }
 
 static void write_on(struct work *work) {
-    struct job *j = (struct job *)(void *)((char *)work - offsetof(struct job, work));
+    struct job *j = job_of_work(work);
     write_answer(j);
     pthread_mutex_lock(&j->mutex);
     j->phase = JOB_WRITTEN;
@@ -659,11 +585,10 @@ static enum http_step job_continue(struct http_exchange *exchange) {
 static void job_gone(struct http_exchange *exchange) {
     struct job *j = job_of(exchange);
     pthread_mutex_lock(&j->mutex);
-    const uint64_t id = j->engine_id;
     j->gone = true;
     atomic_store(&j->end.cancelled, true);
     pthread_mutex_unlock(&j->mutex);
-    kvasir_engine_cancel(j->server->engine, id);
+    job_cancel(j);
 }
 
 static const char *finish_text(const struct job *j) {
@@ -677,6 +602,7 @@ static const char *finish_text(const struct job *j) {
 static void record_job(struct job *j, unsigned status, struct job_record *out) {
     *out = (struct job_record){.route = j->protocol->name,
                                .finish = finish_text(j),
+                               .model = j->server->many ? j->setup.model : NULL,
                                .status = status,
                                .prompt_tokens = j->prompt_tokens,
                                .cached_tokens = j->cached_tokens,
@@ -704,83 +630,20 @@ static void job_done(struct http_exchange *exchange, unsigned status) {
     const bool refused = j->phase == JOB_REFUSED;
     const bool complete = j->complete;
     const uint64_t id = j->engine_id;
+    struct served *m = complete || refused ? NULL : j->served;
+    if (m) /* the last event may free the job, and its lease, from now on */
+        served_again(m);
     record_job(j, status, &record);
     pthread_mutex_unlock(&j->mutex);
     if (refused)
         reply_log(s, exchange, j->protocol->name, status);
     if (complete || refused)
         job_end(j);
-    else /* the last event may have freed the job by now */
-        kvasir_engine_cancel(s->engine, id);
+    else
+        kvasir_engine_cancel(m->engine, id);
+    served_give(m);
     if (!refused)
         job_log(s, &record, exchange->client);
     mem_free(record.body);
     mem_free(record.unknown);
-}
-
-static bool is_called(const struct job *j, const struct tenant *tenant, const char *id) {
-    return (tenant->admin || strcmp(j->key, tenant->key) == 0) &&
-           (strcmp(j->id, id) == 0 || (*j->client_id && strcmp(j->client_id, id) == 0));
-}
-
-uint32_t jobs_cancel(struct server *s, const struct tenant *tenant, const char *id) {
-    uint32_t n = 0;
-    pthread_mutex_lock(&s->mutex);
-    for (struct job *j = s->jobs; j; j = j->next)
-        if (is_called(j, tenant, id)) {
-            pthread_mutex_lock(&j->mutex);
-            n += !j->complete;
-            atomic_store(&j->end.cancelled, true);
-            const uint64_t engine_id = j->engine_id;
-            pthread_mutex_unlock(&j->mutex);
-            kvasir_engine_cancel(s->engine, engine_id);
-        }
-    pthread_mutex_unlock(&s->mutex);
-    return n;
-}
-
-size_t jobs_running(struct server *s, const struct tenant *tenant, struct native_slot *out,
-                    size_t most) {
-    size_t n = 0;
-    pthread_mutex_lock(&s->mutex);
-    for (struct job *j = s->jobs; j && n < most; j = j->next) {
-        if (!tenant->sees_all && strcmp(j->key, tenant->key) != 0)
-            continue;
-        pthread_mutex_lock(&j->mutex);
-        if (j->phase == JOB_SUBMITTED && !j->complete && j->times.started_us)
-            out[n++] = (struct native_slot){j->engine_id, j->prompt_tokens, j->prompt_done,
-                                            j->completion_tokens};
-        pthread_mutex_unlock(&j->mutex);
-    }
-    pthread_mutex_unlock(&s->mutex);
-    return n;
-}
-
-void jobs_stop(struct server *s) {
-    pthread_mutex_lock(&s->mutex);
-    ASSERT(atomic_load(&s->stopping));
-    for (struct job *j = s->jobs; j; j = j->next) {
-        pthread_mutex_lock(&j->mutex);
-        const uint64_t id = j->engine_id; /* 0: the worker sees `stopping` */
-        pthread_mutex_unlock(&j->mutex);
-        kvasir_engine_cancel(s->engine, id);
-    }
-    while (s->n_incomplete)
-        pthread_cond_wait(&s->changed, &s->mutex);
-    pthread_mutex_unlock(&s->mutex);
-}
-
-void jobs_tick(struct server *s) {
-    const int64_t now = metrics_now_us(), silence = (int64_t)s->options.keepalive_s * 1000000;
-    pthread_mutex_lock(&s->mutex);
-    for (struct job *j = s->jobs; j && silence; j = j->next) {
-        pthread_mutex_lock(&j->mutex);
-        if (j->phase == JOB_SUBMITTED && j->request.stream && j->exchange && !j->complete &&
-            now - j->sent_us > silence) {
-            j->comment_due = true;
-            http_wake(j->exchange);
-        }
-        pthread_mutex_unlock(&j->mutex);
-    }
-    pthread_mutex_unlock(&s->mutex);
 }

@@ -9,6 +9,7 @@
 struct job_record {
     char id[JOB_ID_MAX], client_id[JOB_ID_MAX];
     const char *route, *finish;
+    const char *model; /* of several; NULL: there is one */
     unsigned status;
     uint32_t prompt_tokens, cached_tokens, completion_tokens;
     uint64_t cache_bytes;

@@ -251,8 +251,7 @@ static uint64_t resident_bytes(const struct server_metrics *m) {
     return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-void metrics_figures(struct server_metrics *m, kvasir_engine *engine, int64_t now_us,
-                     struct server_figures *out) {
+static void engine_figures(kvasir_engine *engine, struct server_figures *out) {
     kvasir_context_info info;
     kvasir_engine_get_context(engine, &info);
     memcpy(out->kv_format, info.kv_format, sizeof out->kv_format);
@@ -265,6 +264,12 @@ void metrics_figures(struct server_metrics *m, kvasir_engine *engine, int64_t no
     out->n_tiers = kvasir_engine_get_tiers(engine, out->tiers, FIGURES_TIERS_MAX);
     if (out->n_tiers > FIGURES_TIERS_MAX)
         out->n_tiers = FIGURES_TIERS_MAX;
+}
+
+void metrics_figures(struct server_metrics *m, kvasir_engine *engine, int64_t now_us,
+                     struct server_figures *out) {
+    if (engine)
+        engine_figures(engine, out);
     out->resident_bytes = resident_bytes(m);
     out->uptime_s = (double)(now_us - m->created_us) * 1e-6;
     pthread_mutex_lock(&m->mutex);

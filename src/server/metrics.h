@@ -25,6 +25,7 @@
 #include <kvasir.h>
 
 #include "api/api.h"
+#include "server/model_set.h"
 #include "util/account.h"
 
 int64_t metrics_now_us(void); /* monotonic: the clock of all times below */
@@ -62,6 +63,7 @@ enum metrics_refusal {
     REFUSED_QUOTA,    /* the key's quota is used up */
     REFUSED_TIME,     /* reading it took too long */
     REFUSED_DRAINING, /* the server is shutting down */
+    REFUSED_MODEL,    /* of several models: it could not be loaded, or not in time */
     REFUSAL_KINDS
 };
 enum metrics_refusal metrics_refusal_of(kvasir_status status); /* of kvasir_engine_submit */
@@ -96,6 +98,18 @@ struct warm_figures {
     uint64_t computed_tokens, cached_tokens; /* of those done; cached: found in memory or tiers */
 };
 
+/* One of several models. */
+struct model_figures {
+    const char *name;
+    bool first; /* of requests that name none */
+    bool pinned;
+    uint32_t max_model_len; /* of a loaded one; 0: any number, or unknown */
+    struct model_view view;
+};
+
+/* Which families /metrics has; with several models each loaded one and the server have a page. */
+enum metrics_part { METRICS_ALL, METRICS_OF_MODEL, METRICS_OF_SERVER };
+
 enum { FIGURES_FORMATS_MAX = 32, FIGURES_TIERS_MAX = 4 };
 /* The server's figures at one moment. */
 struct server_figures {
@@ -113,6 +127,9 @@ struct server_figures {
         *tenants; /* [n_tenants], names differ; none: the server has no keys */
     size_t n_tenants;
     bool own; /* for a tenant, which may see its figures only: tenants[0] */
+    enum metrics_part part;
+    const struct model_figures *models; /* [n_models]; none: there is one model */
+    size_t n_models;
     /* set by metrics_figures */
     char kv_format[64];
     const char *cpu_tier;
@@ -127,11 +144,17 @@ struct server_figures {
     size_t n_tiers;
 };
 enum { METRICS_WINDOW_S = 10 };
+/* engine: NULL: none is loaded. */
 void metrics_figures(struct server_metrics *m, kvasir_engine *engine, int64_t now_us,
                      struct server_figures *out);
 
 /* The body of GET /metrics, [*len] and a NUL; mem_free. NULL: out of memory. */
 #define METRICS_CONTENT_TYPE "text/plain; version=0.0.4; charset=utf-8"
 char *metrics_text(struct server_metrics *m, const struct server_figures *figures, size_t *len);
+/* name="value", mem_free; NULL: out of memory. */
+char *metrics_label(const char *name, const char *value);
+/* Pages of several models as one, in which each family stands once: model pages[i] has the label
+ * model_name="names[i]"; of pages[n - 1], the server's, names[n - 1] is NULL (metrics_join.c). */
+char *metrics_join(char *const *pages, const char *const *names, size_t n, size_t *len);
 
 #endif

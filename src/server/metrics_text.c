@@ -38,8 +38,7 @@ static bool add_escaped(struct text_buf *b, const char *value) {
     return good;
 }
 
-/* name="value", to be freed; NULL: out of memory */
-static char *label(const char *name, const char *value) {
+char *metrics_label(const char *name, const char *value) {
     struct text_buf b = {0};
     if (text_puts(&b, name) && text_puts(&b, "=\"") && add_escaped(&b, value) &&
         text_append(&b, "\"", 1))
@@ -163,7 +162,7 @@ static void cache_bytes(struct metrics_page *p, const struct server_figures *f) 
     family(p, NAME, "gauge",
            "Bytes of the budget in use, by format; stored: held by stored prefixes only.");
     for (size_t i = 0; i < f->n_formats; i++) {
-        char *format = label("format", f->formats[i].format);
+        char *format = metrics_label("format", f->formats[i].format);
         p->failed |= !format;
         if (format) {
             add(p, "%s{%s,kind=\"live\"} %" PRIu64 "\n", NAME, format, f->formats[i].live_bytes);
@@ -332,15 +331,16 @@ static void answers_of_grammars(struct metrics_page *p, const kvasir_engine_stat
     real(p, "kvasir_grammar_mask_wait_seconds_total", "", s->mask_wait_seconds);
 }
 
-static void requests_refused(struct metrics_page *p, const struct counts *c) {
+static void requests_refused(struct metrics_page *p, const struct counts *c, size_t n_models) {
     static const char *const REASONS[REFUSAL_KINDS] = {
         [REFUSED_QUEUE] = "queue",   [REFUSED_CONTEXT] = "context", [REFUSED_BUDGET] = "budget",
         [REFUSED_BODY] = "body",     [REFUSED_SIZE] = "size",       [REFUSED_KEY] = "key",
         [REFUSED_TIME] = "time",     [REFUSED_QUOTA] = "quota",     [REFUSED_DRAINING] = "draining",
-        [REFUSED_MEMORY] = "memory",
+        [REFUSED_MEMORY] = "memory", [REFUSED_MODEL] = "model",
     };
+    const int n = n_models ? REFUSAL_KINDS : REFUSED_MODEL; /* which is the last one */
     family(p, "kvasir_requests_refused_total", "counter", "Requests that never ran, by reason.");
-    for (int i = 0; i < REFUSAL_KINDS; i++)
+    for (int i = 0; i < n; i++)
         labelled(p, "kvasir_requests_refused_total", "reason", REASONS[i], c->refused[i]);
     family(p, "kvasir_http_requests_total", "counter", "HTTP responses by route and code.");
     for (size_t i = 0; i < c->n_http; i++)
@@ -358,7 +358,8 @@ static void steps(struct metrics_page *p, const kvasir_engine_stats *s) {
 }
 
 static void process(struct metrics_page *p, const struct server_figures *f) {
-    char *version = label("version", kvasir_version()), *tier = label("cpu_tier", f->cpu_tier);
+    char *version = metrics_label("version", kvasir_version()),
+         *tier = metrics_label("cpu_tier", f->cpu_tier ? f->cpu_tier : "");
     gauge(p, "kvasir_request_memory_limit_bytes", "", (double)f->requests.limit,
           "Memory that requests may own.");
     gauge(p, "kvasir_request_memory_used_bytes", "", (double)f->requests.held,
@@ -417,7 +418,7 @@ static void tenants(struct metrics_page *p, const struct server_figures *f) {
     char **labels = f->n_tenants ? mem_calloc(f->n_tenants, sizeof *labels) : NULL;
     p->failed |= f->n_tenants && !labels;
     for (size_t i = 0; labels && i < f->n_tenants; i++) {
-        labels[i] = label("tenant", f->tenants[i].name);
+        labels[i] = metrics_label("tenant", f->tenants[i].name);
         p->failed |= !labels[i];
     }
     if (labels && !p->failed)
@@ -427,23 +428,80 @@ static void tenants(struct metrics_page *p, const struct server_figures *f) {
     mem_free(labels);
 }
 
+/* ---- several models -------------------------------------------------------------------------- */
+
+#define MODEL_FAMILY(name_, type, value, help)                                                     \
+    do {                                                                                           \
+        family(p, name_, type, help);                                                              \
+        for (size_t i = 0; i < f->n_models; i++)                                                   \
+            whole(p, name_, labels[i], (value));                                                   \
+    } while (0)
+
+static void write_models(struct metrics_page *p, const struct server_figures *f,
+                         char *const *labels) {
+    family(p, "kvasir_model_state", "gauge", "1 for the state that the model is in.");
+    for (size_t i = 0; i < f->n_models; i++)
+        for (enum model_state state = 0; state < MODEL_STATES; state++)
+            add(p, "kvasir_model_state{%s,state=\"%s\"} %d\n", labels[i], model_state_text(state),
+                f->models[i].view.state == state);
+    MODEL_FAMILY("kvasir_model_requests", "gauge", f->models[i].view.leases,
+                 "Requests that have the model.");
+    MODEL_FAMILY("kvasir_model_requests_waiting", "gauge", f->models[i].view.waiting,
+                 "Requests that wait until the model is loaded.");
+    MODEL_FAMILY("kvasir_model_loads_total", "counter", f->models[i].view.loads,
+                 "Times that the model was loaded.");
+    MODEL_FAMILY("kvasir_model_load_failures_total", "counter", f->models[i].view.failures,
+                 "Times that the model could not be loaded.");
+    MODEL_FAMILY("kvasir_model_unloads_total", "counter", f->models[i].view.unloads,
+                 "Times that the model was unloaded.");
+    family(p, "kvasir_model_load_seconds", "gauge", "Time of the last load.");
+    for (size_t i = 0; i < f->n_models; i++)
+        real(p, "kvasir_model_load_seconds", labels[i], f->models[i].view.load_s);
+}
+
+static void models(struct metrics_page *p, const struct server_figures *f) {
+    char **labels = f->n_models ? mem_calloc(f->n_models, sizeof *labels) : NULL;
+    p->failed |= f->n_models && !labels;
+    for (size_t i = 0; labels && i < f->n_models; i++) {
+        labels[i] = metrics_label("model_name", f->models[i].name);
+        p->failed |= !labels[i];
+    }
+    if (labels && !p->failed)
+        write_models(p, f, labels);
+    for (size_t i = 0; labels && i < f->n_models; i++)
+        free(labels[i]);
+    mem_free(labels);
+}
+
+static void model_part(struct metrics_page *p, const struct server_figures *f,
+                       const struct counts *c) {
+    vllm_engine(p, &f->engine);
+    vllm_requests(p, c);
+    cache_figures(p, f);
+    tier_figures(p, f);
+    warm(p, &f->warm);
+    grammars(p, &f->grammars);
+    answers_of_grammars(p, &f->engine);
+}
+
 char *metrics_text(struct server_metrics *m, const struct server_figures *f, size_t *len) {
     struct counts c;
-    struct metrics_page p = {.model = label("model_name", f->model)};
+    struct metrics_page p = {.model = metrics_label("model_name", f->model)};
     metrics_copy(m, &c);
     p.failed = !p.model;
-    tenants(&p, f);
-    if (p.model && !f->own) {
-        vllm_engine(&p, &f->engine);
-        vllm_requests(&p, &c);
-        cache_figures(&p, f);
-        tier_figures(&p, f);
-        warm(&p, &f->warm);
-        grammars(&p, &f->grammars);
-        answers_of_grammars(&p, &f->engine);
-        requests_refused(&p, &c);
+    const bool good = p.model && !f->own, of_model = good && f->part != METRICS_OF_SERVER,
+               of_server = good && f->part != METRICS_OF_MODEL;
+    if (f->part != METRICS_OF_MODEL)
+        tenants(&p, f);
+    if (of_model)
+        model_part(&p, f, &c);
+    if (of_server)
+        requests_refused(&p, &c, f->n_models);
+    if (of_model)
         steps(&p, &f->engine);
+    if (of_server) {
         process(&p, f);
+        models(&p, f);
     }
     free(p.model);
     if (p.failed) {

@@ -14,7 +14,7 @@ extern const size_t SERVER_PAGE_LEN;
 #define SERVER_PAGE_CSP                                                                            \
     "default-src 'none'; connect-src 'self'; "                                                     \
     "style-src 'sha256-O6ale3kKsh/66AKNLL7RYbIO2TIAE1lJkgyOdIbjviY='; "                            \
-    "script-src 'sha256-f7F+gxvl5s7c30goDHr82OzzgIFhnawUsIZhYVCluI0='; "                           \
+    "script-src 'sha256-H953aJpWMLYrKC5ZdqfCq3ErwPEwka8ZjmN4ijq8HXo='; "                           \
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 #endif

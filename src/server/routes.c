@@ -86,22 +86,72 @@ static enum http_step run_job(struct server *s, struct http_exchange *exchange,
     return job_begin(s, exchange, r->protocol, t);
 }
 
-static struct server_figures figures(struct server *s) {
+/* m: the model that it is about; NULL: it is not loaded, or it is about the server. */
+static struct server_figures figures(struct server *s, const struct served *m) {
     const struct kept_figures kept = kept_figures(s->kept);
     const struct sessions_figures sessions = sessions_figures(s->sessions);
-    struct server_figures f = {.model = s->options.model_name,
+    struct server_figures f = {.model = m ? m->options->model_name : s->options.model_name,
                                .created_s = s->started_s,
                                .connections = http_connections(s->http),
                                .unread = work_pool_waiting(s->work),
                                .requests = mem_account_figures(&s->requests),
-                               .grammars = grammar_cache_figures(s->grammars),
                                .warm = warm_figures(s->warm),
                                .kept_responses = kept.responses,
                                .kept_bytes = kept.bytes,
                                .sessions = sessions.sessions,
                                .session_bytes = sessions.bytes};
-    metrics_figures(s->metrics, s->engine, metrics_now_us(), &f);
+    if (m)
+        f.grammars = grammar_cache_figures(m->grammars);
+    metrics_figures(m ? m->metrics : s->metrics, m ? m->engine : NULL, metrics_now_us(), &f);
     return f;
+}
+
+/* Of several models: f->models, to be freed. False: out of memory. */
+static bool add_models(struct server *s, struct server_figures *f) {
+    if (s->one)
+        return true;
+    const size_t n = served_count(s);
+    struct model_figures *all = mem_calloc(n, sizeof *all);
+    for (size_t i = 0; all && i < n; i++) {
+        const struct server_model *spec = &s->many->models.items[i];
+        struct served *m = served_peek(s, i);
+        all[i] = (struct model_figures){.name = spec->name,
+                                        .first = i == s->many->models.first,
+                                        .pinned = spec->pinned,
+                                        .max_model_len = m ? m->setup.ctx : 0};
+        served_give(m);
+        model_set_view(s->many->set, i, &all[i].view);
+    }
+    f->models = all;
+    f->n_models = all ? n : 0;
+    return all != NULL;
+}
+
+static void free_models(const struct server_figures *f) {
+    mem_free((void *)(uintptr_t)f->models);
+}
+
+/* What a GET is about. */
+struct asked {
+    struct served *m; /* a lease; NULL: it is not loaded */
+    const char *name; /* as clients see it */
+};
+
+/* The model of ?model=, else the default, or another if only that is loaded. False: there is no
+ * such model, *step is the reply. */
+static bool asked_model(struct server *s, struct http_exchange *exchange, struct asked *out,
+                        enum http_step *step) {
+    char name[HTTP_PARAM_MAX], value[HTTP_PARAM_MAX];
+    const char *query = exchange->query, *wanted = NULL;
+    struct api_error err;
+    while (!wanted && http_query_next(&query, name, value) == HTTP_PARAM_NEXT)
+        wanted = strcmp(name, "model") == 0 ? value : NULL;
+    if (!served_peek_name(s, wanted, &out->m, &out->name)) {
+        (void)served_unknown(s, wanted, &err);
+        *step = reply_error(s, exchange, protocol_of(exchange), &err);
+        return false;
+    }
+    return true;
 }
 
 /* Figures of the tenant, or of all if it may see them: f->tenants, to be freed. NULL: out of
@@ -118,24 +168,45 @@ static struct tenant_figures *add_tenants(struct server *s, const struct tenant 
     return items;
 }
 
+static enum http_step reply_status(struct server *s, struct http_exchange *exchange,
+                                   const struct tenant *t,
+                                   json_t *(*status)(const struct server_figures *f)) {
+    struct asked asked;
+    enum http_step step;
+    if (!asked_model(s, exchange, &asked, &step))
+        return step;
+    struct server_figures f = figures(s, asked.m);
+    f.model = asked.name;
+    served_give(asked.m);
+    struct tenant_figures *tenants = add_tenants(s, t, &f);
+    const bool good = add_models(s, &f) && (tenants || !s->needs_key);
+    json_t *body = good ? status(&f) : NULL;
+    mem_free(tenants);
+    free_models(&f);
+    return reply_json(s, exchange, HTTP_OK, body);
+}
+
 #define DEFINE_STATUS(name)                                                                        \
     static enum http_step run_##name(struct server *s, struct http_exchange *exchange,             \
                                      const struct route *r, const struct tenant *t) {              \
-        struct server_figures f = figures(s);                                                      \
         (void)r;                                                                                   \
-        struct tenant_figures *tenants = add_tenants(s, t, &f);                                    \
-        json_t *body = tenants || !s->needs_key ? status_##name(&f) : NULL;                        \
-        mem_free(tenants);                                                                         \
-        return reply_json(s, exchange, HTTP_OK, body);                                             \
+        return reply_status(s, exchange, t, status_##name);                                        \
     }
 DEFINE_STATUS(now)
 DEFINE_STATUS(cache_stats)
 
+static enum http_step reply_list(struct server *s, struct http_exchange *exchange,
+                                 json_t *(*list)(const struct server_figures *f)) {
+    struct server_figures f = figures(s, s->one);
+    json_t *body = add_models(s, &f) ? list(&f) : NULL;
+    free_models(&f);
+    return reply_json(s, exchange, HTTP_OK, body);
+}
+
 static enum http_step run_models(struct server *s, struct http_exchange *exchange,
                                  const struct route *r, const struct tenant *t) {
-    const struct server_figures f = figures(s);
     (void)r, (void)t;
-    return reply_json(s, exchange, HTTP_OK, status_models(&f));
+    return reply_list(s, exchange, status_models);
 }
 
 /* Why the server accepts no requests any more; NULL: it does. */
@@ -147,42 +218,75 @@ static const char *closed_why(const struct server *s) {
 
 static enum http_step run_health(struct server *s, struct http_exchange *exchange,
                                  const struct route *r, const struct tenant *t) {
-    const struct server_figures f = figures(s);
     const bool closed = closed_why(s) != NULL;
     (void)r, (void)t;
     if (s->options.mlx_health)
         return reply_json(s, exchange, closed ? HTTP_UNAVAILABLE : HTTP_OK,
                           json_pack("{s:s}", "status", closed ? "unavailable" : "ok"));
-    return reply_json(s, exchange, HTTP_OK, status_health(&f));
-}
-
-static enum http_step no_model(struct server *s, struct http_exchange *exchange, const char *name) {
-    struct api_error err;
-    api_refuse(&err, NULL, "model \"%.100s\" not found, this server runs \"%.100s\"", name,
-               s->options.model_name);
-    err.status = HTTP_NOT_FOUND;
-    err.code = "model_not_found";
-    return reply_error(s, exchange, protocol_of(exchange), &err);
+    return reply_list(s, exchange, status_health);
 }
 
 static enum http_step run_model(struct server *s, struct http_exchange *exchange,
                                 const struct route *r, const struct tenant *t) {
-    const struct server_figures f = figures(s);
+    const char *name = exchange->path + strlen("/v1/models/");
+    const size_t i = s->many                                    ? model_set_find(s->many->set, name)
+                     : strcmp(name, s->options.model_name) == 0 ? 0
+                                                                : MODEL_NONE;
+    struct api_error err;
     (void)r, (void)t;
-    if (strcmp(exchange->path + strlen("/v1/models/"), s->options.model_name) != 0)
-        return no_model(s, exchange, exchange->path + strlen("/v1/models/"));
-    return reply_json(s, exchange, HTTP_OK, status_model(&f));
+    if (i == MODEL_NONE) {
+        (void)served_unknown(s, name, &err);
+        return reply_error(s, exchange, protocol_of(exchange), &err);
+    }
+    struct server_figures f = figures(s, s->one);
+    json_t *body = add_models(s, &f) ? status_model(&f, i) : NULL;
+    free_models(&f);
+    return reply_json(s, exchange, HTTP_OK, body);
+}
+
+/* Of several models: what the tenant may see of f, the server's own, with pages of those that are
+ * loaded. mem_free; NULL: out of memory. */
+static char *pages_text(struct server *s, struct server_figures *f, size_t *len) {
+    const size_t most = served_count(s) + 1;
+    char **pages = mem_calloc(most, sizeof *pages), *text = NULL;
+    const char **names = mem_calloc(most, sizeof *names);
+    bool good = pages && names;
+    size_t n = 0, page_len;
+    for (size_t i = 0; good && !f->own && i + 1 < most; i++) {
+        struct served *m = served_peek(s, i);
+        if (!m)
+            continue;
+        struct server_figures of = figures(s, m);
+        of.part = METRICS_OF_MODEL;
+        f->cpu_tier = of.cpu_tier;
+        pages[n] = metrics_text(m->metrics, &of, &page_len);
+        names[n] = s->many->models.items[i].name;
+        served_give(m);
+        good = pages[n++] != NULL;
+    }
+    f->part = METRICS_OF_SERVER;
+    good = good && (pages[n++] = metrics_text(s->metrics, f, &page_len)) != NULL;
+    text = good ? metrics_join(pages, names, n, len) : NULL;
+    for (size_t i = 0; pages && i < most; i++)
+        mem_free(pages[i]);
+    mem_free(pages);
+    mem_free(names);
+    return text;
 }
 
 static enum http_step run_metrics(struct server *s, struct http_exchange *exchange,
                                   const struct route *r, const struct tenant *t) {
     const struct http_reply reply = reply_head(s, exchange, HTTP_OK, METRICS_CONTENT_TYPE);
-    struct server_figures f = figures(s);
+    struct server_figures f = figures(s, s->one);
     size_t len;
+    char *text = NULL;
     struct tenant_figures *tenants = add_tenants(s, t, &f);
-    char *text = tenants || !s->needs_key ? metrics_text(s->metrics, &f, &len) : NULL;
+    const bool good = add_models(s, &f) && (tenants || !s->needs_key);
     (void)r;
+    if (good)
+        text = s->one ? metrics_text(s->metrics, &f, &len) : pages_text(s, &f, &len);
     mem_free(tenants);
+    free_models(&f);
     return text ? http_reply_take(exchange, &reply, text, len)
                 : refuse(s, exchange, HTTP_SERVER_ERROR, "out of memory");
 }
@@ -195,31 +299,102 @@ static enum http_step run_page(struct server *s, struct http_exchange *exchange,
     return http_reply_static(exchange, &reply, SERVER_PAGE, SERVER_PAGE_LEN);
 }
 
-static struct api_model about_model(const struct server *s) {
-    struct api_model m = {.setup = &s->setup, .since_s = s->started_s};
-    kvasir_model_get_info(s->model, &m.info);
-    return m;
+static struct api_model about_model(const struct served *m) {
+    struct api_model about = {
+        .name = m->setup.model, .setup = &m->setup, .since_s = m->server->started_s};
+    kvasir_model_get_info(m->model, &about.info);
+    return about;
 }
 
-#define DEFINE_MODEL(name)                                                                         \
-    static enum http_step run_##name(struct server *s, struct http_exchange *exchange,             \
-                                     const struct route *r, const struct tenant *t) {              \
-        const struct api_model m = about_model(s);                                                 \
-        (void)r, (void)t;                                                                          \
-        return reply_json(s, exchange, HTTP_OK, name(&m));                                         \
+/* One of several. *m: what is to be given back, when the description is not used any more. */
+static struct api_model about_one_of(struct server *s, size_t i, struct served **m) {
+    struct model_view view;
+    *m = served_peek(s, i);
+    model_set_view(s->many->set, i, &view);
+    struct api_model about = {.since_s = s->started_s};
+    if (*m)
+        about = about_model(*m);
+    about.name = s->many->models.items[i].name;
+    about.file_bytes = s->many->models.items[i].file_bytes;
+    about.state = model_state_text(view.state);
+    return about;
+}
+
+/* Of all, or of those that are loaded, what `list` makes of them. */
+static json_t *list_models(struct server *s, bool loaded_only,
+                           json_t *(*list)(const struct api_model *models, size_t n)) {
+    if (s->one) {
+        const struct api_model about = about_model(s->one);
+        return list(&about, 1);
     }
-DEFINE_MODEL(ollama_tags)
-DEFINE_MODEL(ollama_ps)
-DEFINE_MODEL(native_props)
+    const size_t all = served_count(s);
+    struct api_model *about = mem_calloc(all, sizeof *about);
+    struct served **served = mem_calloc(all, sizeof(struct served *));
+    size_t n = 0;
+    for (size_t i = 0; about && served && i < all; i++) {
+        about[n] = about_one_of(s, i, &served[i]);
+        n += served[i] || !loaded_only;
+    }
+    json_t *body = about && served ? list(about, n) : NULL;
+    for (size_t i = 0; served && i < all; i++)
+        served_give(served[i]);
+    mem_free(about);
+    mem_free(served);
+    return body;
+}
+
+static enum http_step run_ollama_tags(struct server *s, struct http_exchange *exchange,
+                                      const struct route *r, const struct tenant *t) {
+    (void)r, (void)t;
+    return reply_json(s, exchange, HTTP_OK, list_models(s, false, ollama_tags));
+}
+
+static enum http_step run_ollama_ps(struct server *s, struct http_exchange *exchange,
+                                    const struct route *r, const struct tenant *t) {
+    (void)r, (void)t;
+    return reply_json(s, exchange, HTTP_OK, list_models(s, true, ollama_ps));
+}
+
+/* A model that must be loaded; NULL: *step is the reply. */
+static struct served *loaded_model(struct server *s, struct http_exchange *exchange,
+                                   enum http_step *step) {
+    struct asked asked;
+    if (!asked_model(s, exchange, &asked, step))
+        return NULL;
+    if (!asked.m)
+        *step = refuse(s, exchange, HTTP_UNAVAILABLE,
+                       "the model is not loaded: the first request for an answer loads it; "
+                       "?model=NAME asks about another");
+    return asked.m;
+}
+
+static enum http_step run_native_props(struct server *s, struct http_exchange *exchange,
+                                       const struct route *r, const struct tenant *t) {
+    enum http_step step;
+    struct served *m = loaded_model(s, exchange, &step);
+    (void)r, (void)t;
+    if (!m)
+        return step;
+    const struct api_model about = about_model(m);
+    json_t *body = native_props(&about);
+    served_give(m);
+    return reply_json(s, exchange, HTTP_OK, body);
+}
 
 static enum http_step run_native_slots(struct server *s, struct http_exchange *exchange,
                                        const struct route *r, const struct tenant *t) {
-    const struct api_model m = about_model(s);
-    struct native_slot *busy = mem_calloc(s->setup.max_choices, sizeof *busy);
+    enum http_step step;
+    struct served *m = loaded_model(s, exchange, &step);
     (void)r;
-    const size_t n = busy ? jobs_running(s, t, busy, s->setup.max_choices) : 0;
-    json_t *body = busy ? native_slots(&m, busy, n) : NULL;
+    if (!m)
+        return step;
+    const struct api_model about = about_model(m);
+    const size_t most = m->setup.max_choices;
+    struct native_slot *busy = mem_calloc(most, sizeof *busy);
+    const size_t n = busy ? jobs_running(m, t, busy, most) : 0;
+    json_t *body = busy ? native_slots(&about, busy, n) : NULL;
     mem_free(busy);
+    served_give(m);
     return reply_json(s, exchange, HTTP_OK, body);
 }
 
@@ -230,39 +405,38 @@ static enum http_step run_ollama_version(struct server *s, struct http_exchange 
 }
 
 #define TEXT_FUNCTION(name)                                                                        \
-    static bool name(const struct server *s, const struct api_setup *setup, struct api_body *body, \
+    static bool name(const struct served *m, const struct api_setup *setup, struct api_body *body, \
                      struct text_buf *out, struct api_error *err)
 
 TEXT_FUNCTION(tokenize) {
-    kvasir_context_info info;
-    kvasir_engine_get_context(s->engine, &info);
-    return text_endpoint_tokenize(setup, info.ctx, body, out, err);
+    (void)m;
+    return text_endpoint_tokenize(setup, setup->ctx, body, out, err);
 }
 
 TEXT_FUNCTION(detokenize) {
-    (void)s;
+    (void)m;
     return text_endpoint_detokenize(setup, body, out, err);
 }
 
 TEXT_FUNCTION(apply_template) {
-    (void)s;
+    (void)m;
     return text_endpoint_apply_template(setup, body, out, err);
 }
 
 TEXT_FUNCTION(count_tokens) {
-    (void)s;
+    (void)m;
     return anthropic_count(setup, body, out, err);
 }
 
 TEXT_FUNCTION(count_input) {
-    (void)s;
+    (void)m;
     return responses_count(setup, body, out, err);
 }
 
 TEXT_FUNCTION(show) {
-    const struct api_model m = about_model(s);
+    const struct api_model about = about_model(m);
     (void)setup;
-    return ollama_show(&m, body, out, err);
+    return ollama_show(&about, body, out, err);
 }
 
 static const struct text_kind TOKENIZE = {text_endpoint_wants, tokenize},
@@ -274,7 +448,7 @@ static const struct text_kind TOKENIZE = {text_endpoint_wants, tokenize},
 
 static enum http_step run_text(struct server *s, struct http_exchange *exchange,
                                const struct route *r, const struct tenant *t) {
-    return text_task_begin(s, exchange, r->name, protocol_of(exchange), r->text, t->account);
+    return text_task_begin(s, exchange, r->name, protocol_of(exchange), r->text, t);
 }
 
 static enum http_step run_ready(struct server *s, struct http_exchange *exchange,

@@ -67,9 +67,12 @@ static void trim(struct server *s) {
 }
 
 static void tick(void *user) {
+    const struct server *s = user;
     jobs_tick(user);
     forgets_tick(user);
     sessions_tick(((struct server *)user)->sessions);
+    if (s->many)
+        model_set_tick(s->many->set);
     trim(user);
 }
 
@@ -77,18 +80,9 @@ static void no_tick(void *user) {
     (void)user;
 }
 
-/* Reads answers as the options say; which of the two is unknown, or NULL. */
-static const char *set_parsers(const struct server_options *o, struct answer_syntax *syntax) {
-    if (o->tool_call_parser && !answer_syntax_tools(syntax, o->tool_call_parser))
-        return o->tool_call_parser;
-    if (o->reasoning_parser && !answer_syntax_reasoning(syntax, o->reasoning_parser))
-        return o->reasoning_parser;
-    return NULL;
-}
-
 bool server_check_parsers(const struct server_options *o, kvasir_error *err) {
     struct answer_syntax syntax = {0};
-    const char *unknown = set_parsers(o, &syntax);
+    const char *unknown = served_set_parsers(o, &syntax);
     if (unknown)
         (void)fail_field(err, KVASIR_ERR_ARGUMENT,
                          unknown == o->tool_call_parser ? "server.tool_call_parser"
@@ -97,33 +91,6 @@ bool server_check_parsers(const struct server_options *o, kvasir_error *err) {
                          "found in the chat template",
                          unknown);
     return !unknown;
-}
-
-static void set_up(struct server *s) {
-    kvasir_model_info info;
-    kvasir_model_get_info(s->model, &info);
-    s->syntax = answer_syntax_of(kvasir_model_tokenizer(s->model));
-    const char *unknown = set_parsers(&s->options, &s->syntax);
-    ASSERT(!unknown); /* server_check_parsers */
-    (void)unknown;
-    s->setup = (struct api_setup){.tokenizer = kvasir_model_tokenizer(s->model),
-                                  .syntax = &s->syntax,
-                                  .variables = s->options.variables,
-                                  .all_control = s->options.all_control,
-                                  .model = s->options.model_name,
-                                  .vocab = info.vocab,
-                                  .max_choices = s->options.max_choices,
-                                  .max_tokens = s->options.max_tokens,
-                                  .sampling = s->options.sampling,
-                                  .grammars = s->grammars,
-                                  .width = info.dim,
-                                  .pooling = kvasir_model_pooling(s->model),
-                                  .rerank = s->options.rerank,
-                                  .clamp_tokens = s->options.clamp_tokens,
-                                  .strict_fields = s->options.strict_fields,
-                                  .stream = true};
-    s->started_s = (int64_t)time(NULL);
-    s->started_us = metrics_now_us();
 }
 
 /* Beside the cache, whose default leaves a quarter of what is free. */
@@ -152,18 +119,6 @@ static void init_locks(struct server *s) {
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&s->changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
-}
-
-/* Longer prompts are refused before all of their tokens are known. 0: there is no limit. */
-static uint32_t most_prompt_tokens(const struct server *s, uint32_t ctx) {
-    kvasir_memory_plan plan;
-    kvasir_engine_get_plan(s->engine, &plan);
-    uint32_t most = plan.fit_tokens;
-    if (ctx && (!most || ctx < most))
-        most = ctx;
-    if (s->options.max_prompt_tokens && (!most || s->options.max_prompt_tokens < most))
-        most = s->options.max_prompt_tokens;
-    return most;
 }
 
 static struct http_options http_options_of(struct server *s) {
@@ -229,57 +184,91 @@ bool server_set_keys(struct server *s, const struct server_key *keys, size_t n) 
     return accounts_set(s->accounts, keys, n);
 }
 
-/* What is kept for clients. False: out of memory. */
-static bool set_up_kept(struct server *s) {
+/* Sessions are of the only model. False: out of memory. */
+static bool set_up_sessions(struct server *s) {
     const struct server_options *o = &s->options;
-    const struct sessions_options sessions = {.engine = s->engine,
-                                              .account = &s->requests,
-                                              .max_bytes = o->response_bytes,
-                                              .max_ttl_s = o->session_ttl_s,
-                                              .model = o->model_name};
-    if (o->response_ttl_s && o->response_bytes &&
-        !(s->kept = kept_create(&s->requests, o->response_bytes, o->response_ttl_s)))
-        return false;
-    return !o->session_ttl_s || !o->response_bytes || (s->sessions = sessions_create(&sessions));
+    if (!s->one || !o->session_ttl_s || !o->response_bytes)
+        return true;
+    s->sessions = sessions_create(&(struct sessions_options){.engine = s->one->engine,
+                                                             .account = &s->requests,
+                                                             .max_bytes = o->response_bytes,
+                                                             .max_ttl_s = o->session_ttl_s,
+                                                             .model = o->model_name});
+    return s->sessions != NULL;
 }
 
-kvasir_status server_create(const struct server_options *o, const kvasir_model *model,
-                            kvasir_engine *engine, struct server **out, kvasir_error *err) {
-    kvasir_context_info info;
+/* All but the models and the listeners. NULL: out of memory. */
+static struct server *make(const struct server_options *o) {
     struct server *s = calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    s->options = *o;
+    init_locks(s);
+    const bool good = set_up_memory(s);
+    s->started_s = (int64_t)time(NULL);
+    s->started_us = metrics_now_us();
+    s->work = work_pool_create();
+    s->lookups = lookups_create();
+    const bool keeps = good && o->response_ttl_s && o->response_bytes;
+    s->kept = keeps ? kept_create(&s->requests, o->response_bytes, o->response_ttl_s) : NULL;
+    s->log = o->on_log ? log_create(o->on_log, o->log_user) : NULL;
+    s->accounts = accounts_create(o->max_waiting);
+    s->needs_key = o->n_api_keys > 0;
+    s->options.api_keys = NULL; /* borrowed until server_create returns */
+    if (good && s->accounts && server_set_keys(s, o->api_keys, o->n_api_keys) && s->work &&
+        s->lookups && (!keeps || s->kept) && (!o->on_log || s->log))
+        return s;
+    server_destroy(s);
+    return NULL;
+}
+
+/* model, engine: of the only one; else `models`. */
+static kvasir_status create(const struct server_options *o, const kvasir_model *model,
+                            kvasir_engine *engine, const struct server_models *models,
+                            struct server **out, kvasir_error *err) {
+    struct server *s = make(o);
     *err = (kvasir_error){
         .code = KVASIR_ERR_MEMORY, .offset = -1, .text = "out of memory for the server"};
     if (!s)
         return err->code;
-    s->options = *o;
-    s->model = model;
-    s->engine = engine;
-    init_locks(s);
-    const bool good = set_up_memory(s) && (s->grammars = grammar_cache_create(0, 0)) != NULL;
-    set_up(s);
-    kvasir_engine_get_context(engine, &info);
-    s->setup.ctx = info.ctx;
-    s->metrics = metrics_create(info.ctx, s->started_us);
-    s->most_prompt_tokens = most_prompt_tokens(s, info.ctx);
-    s->work = work_pool_create();
-    s->lookups = lookups_create();
-    const bool kept = good && set_up_kept(s);
-    s->log = o->on_log ? log_create(o->on_log, o->log_user) : NULL;
-    s->accounts = accounts_create(o->max_waiting);
-    s->needs_key = o->n_api_keys > 0;
-    s->options.api_keys = NULL; /* borrowed until here */
-    if (!kept || !s->metrics || !s->accounts || !server_set_keys(s, o->api_keys, o->n_api_keys) ||
-        !s->work || !s->lookups || (o->on_log && !s->log)) {
+    if (models ? served_open_many(s, models, err) : served_open_one(s, model, engine, err)) {
         server_destroy(s);
         return err->code;
     }
-    if (!proxies_read(o, &s->proxies, &s->n_proxies, err) || warm_create(s, &s->warm, err) ||
-        !listen_on(s, err) || (s->warm && warm_start(s->warm, err))) {
+    s->metrics = metrics_create(s->one ? s->one->setup.ctx : 0, s->started_us);
+    if (s->one)
+        s->one->metrics = s->metrics;
+    if (!s->metrics || !set_up_sessions(s) || !proxies_read(o, &s->proxies, &s->n_proxies, err) ||
+        warm_create(s, &s->warm, err) || !listen_on(s, err) ||
+        (s->warm && warm_start(s->warm, err))) {
         server_destroy(s);
         return err->code;
     }
     *out = s;
     return KVASIR_OK;
+}
+
+kvasir_status server_create(const struct server_options *o, const kvasir_model *model,
+                            kvasir_engine *engine, struct server **out, kvasir_error *err) {
+    return create(o, model, engine, NULL, out, err);
+}
+
+kvasir_status server_create_many(const struct server_options *o, const struct server_models *models,
+                                 struct server **out, kvasir_error *err) {
+    ASSERT(!o->warm_prompts && models->n > 0 && models->first < models->n);
+    return create(o, NULL, NULL, models, out, err);
+}
+
+void server_each_loaded(struct server *s,
+                        const char *(*fn)(void *user, size_t i, const struct server_loaded *l),
+                        void *user) {
+    for (size_t i = 0; i < served_count(s); i++) {
+        struct served *m = served_peek(s, i);
+        const char *why = m ? fn(user, i, &m->loaded) : NULL;
+        if (why && s->many)
+            model_set_lose(s->many->set, i, why);
+        served_give(m);
+    }
 }
 
 uint16_t server_port(const struct server *s) {
@@ -329,6 +318,8 @@ void server_destroy(struct server *s) {
     if (s->http) {
         server_drain(s);
         atomic_store(&s->stopping, true);
+        if (s->many)
+            model_set_stop(s->many->set); /* who waits for a model is refused */
         jobs_stop(s);
         server_wait_idle(s, LAST_BYTES_S);
     }
@@ -337,12 +328,12 @@ void server_destroy(struct server *s) {
     forgets_tick(s);
     http_stop(s->http);
     http_stop(s->admin_http);
+    sessions_destroy(s->sessions);
+    served_close(s);
     work_pool_destroy(s->work);
     log_destroy(s->log);
     lookups_destroy(s->lookups);
     kept_destroy(s->kept);
-    sessions_destroy(s->sessions);
-    grammar_cache_destroy(s->grammars);
     metrics_destroy(s->metrics);
     accounts_destroy(s->accounts);
     mem_free(s->proxies);

@@ -105,6 +105,45 @@ struct server;
  * KVASIR_ERR_IO: it cannot listen on the address. KVASIR_ERR_ARGUMENT: a line of warm_prompts. */
 kvasir_status server_create(const struct server_options *options, const kvasir_model *model,
                             kvasir_engine *engine, struct server **out, kvasir_error *err);
+
+/* ---- several models -------------------------------------------------------------------------- */
+
+/* What is loaded of one. options: of these model_name, variables, all_control, the parsers,
+ * sampling, max_tokens, max_choices and max_prompt_tokens are the model's own. */
+struct server_loaded {
+    kvasir_model *model;
+    kvasir_engine *engine;
+    const struct server_options *options;
+};
+struct server_model {
+    const char *name;
+    const char *const *aliases; /* [n_aliases] */
+    size_t n_aliases;
+    uint64_t need_bytes; /* of the budget, at most that */
+    uint64_t file_bytes; /* about what it takes on disk, for clients; 0: unknown */
+    bool pinned;         /* loaded by server_create_many, and never unloaded */
+};
+struct server_models {
+    const struct server_model *items; /* [n] */
+    size_t n, first;                  /* first: of requests that name none */
+    uint64_t budget_bytes;
+    uint32_t idle_s, wait_s; /* as in struct model_set_options */
+    /* On a thread of the server's, one call at a time. KVASIR_ERR_MEMORY: it may be tried again
+     * with fewer models loaded. */
+    kvasir_status (*load)(void *user, size_t i, struct server_loaded *out, kvasir_error *err);
+    void (*unload)(void *user, size_t i, const struct server_loaded *loaded);
+    void *user;
+};
+/* The same with several models, all borrowed. No warm_prompts. Errors also as of load. */
+kvasir_status server_create_many(const struct server_options *options,
+                                 const struct server_models *models, struct server **out,
+                                 kvasir_error *err);
+/* Calls fn with each that is loaded, which stays so meanwhile. fn returns a text: why it can be
+ * used no more; NULL: it can. Then later requests have it loaded again. */
+void server_each_loaded(struct server *s,
+                        const char *(*fn)(void *user, size_t i, const struct server_loaded *l),
+                        void *user);
+
 /* For all that requests own: options->request_memory_bytes, or its default at this moment. */
 uint64_t server_request_memory(const struct server_options *options);
 uint16_t server_port(const struct server *s);

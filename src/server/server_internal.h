@@ -15,6 +15,7 @@
 #include "server/log.h"
 #include "server/metrics.h"
 #include "server/responses_kept.h"
+#include "server/served.h"
 #include "server/server.h"
 #include "server/sessions_kept.h"
 #include "server/warm.h"
@@ -25,10 +26,8 @@ enum { JOB_ID_MAX = HTTP_ID_MAX };
 
 struct server {
     struct server_options options;
-    const kvasir_model *model;
-    kvasir_engine *engine;
-    struct answer_syntax syntax; /* of the model's answers */
-    struct api_setup setup;
+    struct served *one;      /* the model; NULL: there are several */
+    struct served_set *many; /* NULL: there is one */
     struct server_metrics *metrics;
     struct accounts *accounts; /* the API keys */
     bool needs_key;
@@ -46,9 +45,7 @@ struct server {
     struct work_pool *work;
     struct lookups *lookups;     /* of recent requests */
     struct kept_responses *kept; /* NULL: none are */
-    struct sessions *sessions;   /* likewise */
-    struct grammar_cache *grammars;
-    uint32_t most_prompt_tokens; /* 0: any number */
+    struct sessions *sessions;   /* likewise; with several models there are none */
     struct warm *warm;           /* NULL: no prompts are put into the cache */
     /* under the mutex */
     pthread_mutex_t mutex;
@@ -151,6 +148,7 @@ char *server_salt(const struct server *s, const char *key, const char *cache_sal
 struct lookup {
     char id[JOB_ID_MAX]; /* of its answer */
     const char *key;     /* its tenant's; outlives the server's threads */
+    size_t model;        /* index */
     uint32_t prompt_tokens, common_tokens, cached_tokens;
     kvasir_miss why;
     int32_t token, other_token; /* after those in common: the prompt's, the stored one; -1: none */
@@ -186,8 +184,8 @@ enum http_step job_begin(struct server *s, struct http_exchange *exchange,
                          const struct protocol *protocol, const struct tenant *tenant);
 /* By the id of the answer or the X-Request-Id; returns how many there were. */
 uint32_t jobs_cancel(struct server *s, const struct tenant *tenant, const char *id);
-/* Those that run and that the tenant may see, up to `most`; returns how many. */
-size_t jobs_running(struct server *s, const struct tenant *tenant, struct native_slot *out,
+/* Those of the model that run and that the tenant may see, up to `most`; returns how many. */
+size_t jobs_running(const struct served *m, const struct tenant *tenant, struct native_slot *out,
                     size_t most);
 /* Cancels all, and waits until the engine is done with them. */
 void jobs_stop(struct server *s);

@@ -69,7 +69,7 @@ static bool read_change(const struct server *s, const struct http_exchange *exch
     *out = (struct session_change){.pin = -1};
     if (len > BODY_MAX)
         return api_refuse(err, NULL, "a body of %zu bytes, at most %d are allowed", len, BODY_MAX);
-    if (!api_body_read(text, len, s->setup.vocab, wants, &body, err))
+    if (!api_body_read(text, len, s->one->setup.vocab, wants, &body, err))
         return false;
     const bool good =
         (!json_object_get(body.members, "?") ||

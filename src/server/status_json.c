@@ -13,9 +13,26 @@ static json_t *whole(uint64_t n) {
     return json_integer((json_int_t)n);
 }
 
+/* The names of all models; NULL: out of memory. */
+static json_t *names_json(const struct server_figures *f) {
+    json_t *names = json_array();
+    bool good = names != NULL;
+    for (size_t i = 0; good && i < f->n_models; i++)
+        good = json_array_append_new(names, json_string(f->models[i].name)) == 0;
+    if (good && !f->n_models)
+        good = json_array_append_new(names, json_string(f->model)) == 0;
+    if (good)
+        return names;
+    json_decref(names);
+    return NULL;
+}
+
 json_t *status_health(const struct server_figures *f) {
-    return json_pack("{s:s, s:b, s:s, s:[s], s:s, s:s}", "status", "healthy", "model_loaded", 1,
-                     "model_name", f->model, "available_models", f->model, "model_type", "llm",
+    bool loaded = !f->n_models;
+    for (size_t i = 0; i < f->n_models; i++)
+        loaded |= f->models[i].view.state == MODEL_LOADED;
+    return json_pack("{s:s, s:b, s:s, s:o, s:s, s:s}", "status", "healthy", "model_loaded", loaded,
+                     "model_name", f->model, "available_models", names_json(f), "model_type", "llm",
                      "engine_type", "kvasir");
 }
 
@@ -23,14 +40,46 @@ json_t *status_version(void) {
     return json_pack("{s:s}", "version", kvasir_version());
 }
 
-json_t *status_model(const struct server_figures *f) {
-    json_t *most = f->max_model_len ? whole(f->max_model_len) : json_null();
-    return json_pack("{s:s, s:s, s:I, s:s, s:o}", "id", f->model, "object", "model", "created",
-                     (json_int_t)f->created_s, "owned_by", "kvasir", "max_model_len", most);
+static json_t *model_json(const struct server_figures *f, const char *name, uint32_t most) {
+    return json_pack("{s:s, s:s, s:I, s:s, s:o}", "id", name, "object", "model", "created",
+                     (json_int_t)f->created_s, "owned_by", "kvasir", "max_model_len",
+                     most ? whole(most) : json_null());
+}
+
+json_t *status_model(const struct server_figures *f, size_t i) {
+    if (!f->n_models)
+        return model_json(f, f->model, f->max_model_len);
+    ASSERT(i < f->n_models);
+    const struct model_figures *m = &f->models[i];
+    json_t *body = model_json(f, m->name, m->max_model_len);
+    json_t *more =
+        json_pack("{s:s, s:b, s:b, s:I, s:I, s:o}", "state", model_state_text(m->view.state),
+                  "default", m->first, "pinned", m->pinned, "requests", (json_int_t)m->view.leases,
+                  "waiting", (json_int_t)m->view.waiting, "error",
+                  *m->view.error ? json_string(m->view.error) : json_null());
+    const bool good = body && more && json_object_update(body, more) == 0;
+    json_decref(more);
+    if (good)
+        return body;
+    json_decref(body);
+    return NULL;
+}
+
+/* [{"id", ...}]; NULL: out of memory. */
+static json_t *models_json(const struct server_figures *f) {
+    json_t *list = json_array();
+    const size_t n = f->n_models ? f->n_models : 1;
+    bool good = list != NULL;
+    for (size_t i = 0; good && i < n; i++)
+        good = json_array_append_new(list, status_model(f, i)) == 0;
+    if (good)
+        return list;
+    json_decref(list);
+    return NULL;
 }
 
 json_t *status_models(const struct server_figures *f) {
-    return json_pack("{s:s, s:[o]}", "object", "list", "data", status_model(f));
+    return json_pack("{s:s, s:o}", "object", "list", "data", models_json(f));
 }
 
 /* ---- the cache ------------------------------------------------------------------------------- */
@@ -146,6 +195,14 @@ static json_t *with_warm(json_t *body, const struct server_figures *f) {
     return NULL;
 }
 
+/* The same with "models", of several. */
+static json_t *with_models(json_t *body, const struct server_figures *f) {
+    if (!body || !f->n_models || json_object_set_new(body, "models", models_json(f)) == 0)
+        return body;
+    json_decref(body);
+    return NULL;
+}
+
 /* What of it is the tenant's own. */
 static json_t *own_cache_stats(const struct tenant_figures *t) {
     json_t *stats = json_pack("{s:o, s:o, s:f, s:o}", "hits", whole(hits_of(t->hits)), "misses",
@@ -243,5 +300,5 @@ json_t *status_now(const struct server_figures *f) {
         "total_cached_tokens", whole(s->cached_tokens), "generation_tps",
         rounded(f->generation_tps, 2), "prompt_tps", rounded(f->prompt_tps, 2), "cache",
         cache_json(f), "tenants", tenants_json(f));
-    return with_warm(with_tiers(body, f), f);
+    return with_models(with_warm(with_tiers(body, f), f), f);
 }

@@ -12,9 +12,10 @@
 
 #include "server/metrics.h"
 
-json_t *status_health(const struct server_figures *f);      /* GET /health */
-json_t *status_version(void);                               /* GET /version, as vLLM */
-json_t *status_model(const struct server_figures *f);       /* GET /v1/models/NAME */
+json_t *status_health(const struct server_figures *f); /* GET /health */
+json_t *status_version(void);                          /* GET /version, as vLLM */
+/* GET /v1/models/NAME; of several models the i-th. */
+json_t *status_model(const struct server_figures *f, size_t i);
 json_t *status_models(const struct server_figures *f);      /* GET /v1/models */
 json_t *status_now(const struct server_figures *f);         /* GET /v1/status */
 json_t *status_cache_stats(const struct server_figures *f); /* GET /v1/cache/stats */

@@ -3,7 +3,7 @@
  *
  *     HTTP thread                      worker                       watcher
  *       text_task_begin: attach, add -->  run: read, answer           gone: cancelled
- *       (suspended)                       http_wake
+ *       (suspended)                       http_wake   (served_pick)
  *       go_on: reply                <--
  *
  * While it is suspended the exchange cannot end, so the task is the worker's until it wakes it.
@@ -24,10 +24,46 @@ static bool ended(void *user) {
     return text_ended(user);
 }
 
-void text_end_begin(struct text_end *e, const struct server *s, size_t max_tokens) {
+/* The client is gone, or the server ends. */
+static bool pick_over(struct model_pick *p) {
+    const struct text_end *e =
+        (const struct text_end *)(const void *)((const char *)p - offsetof(struct text_end, pick));
+    return atomic_load(&e->cancelled) || atomic_load(&e->server->stopping);
+}
+
+static void set_time(struct text_end *e) {
+    e->until_us = metrics_now_us() + (int64_t)e->server->options.text_timeout_s * 1000000;
+}
+
+void text_end_begin(struct text_end *e, struct server *s, struct work *work) {
     e->server = s;
-    e->until_us = metrics_now_us() + (int64_t)s->options.text_timeout_s * 1000000;
-    e->limits = (kvasir_text_limits){.max_tokens = max_tokens, .stop = ended, .user = e};
+    e->limits = (kvasir_text_limits){.stop = ended, .user = e};
+    e->pick = (struct model_pick){.server = s, .work = work, .over = pick_over};
+    set_time(e);
+}
+
+enum pick text_pick(struct text_end *e, struct http_exchange *exchange, const char *key,
+                    const char *name, struct served **out, struct api_error *err) {
+    const bool again = e->pick.asked;
+    *err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
+    if (!again && text_ended(e)) {
+        http_drop_body(exchange);
+        return PICK_REFUSED;
+    }
+    struct charge *charge = charge_ref(exchange->charge), *before = charge_enter(charge);
+    const enum pick got = served_pick(&e->pick, exchange, key, name, out, err);
+    if (got == PICK_REFUSED) { /* PICK_WAITS: the exchange may be over by now */
+        http_drop_body(exchange);
+        if (atomic_load(&e->cancelled))
+            *err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
+    }
+    charge_leave(before);
+    charge_unref(charge);
+    if (got == PICKED)
+        e->limits.max_tokens = (*out)->most_prompt_tokens;
+    if (got == PICKED && again)
+        set_time(e);
+    return got;
 }
 
 bool text_end_explain(const struct text_end *e, struct api_error *err) {
@@ -56,6 +92,8 @@ struct text_task {
     struct work work;
     struct server *server;
     struct account *account; /* whose request it is */
+    const char *key;         /* likewise */
+    struct served *served;   /* NULL: not picked yet */
     struct http_exchange *exchange;
     const char *route;
     const struct protocol *protocol;
@@ -87,26 +125,40 @@ static void refused(const struct text_task *t, enum metrics_refusal reason) {
     account_refused(t->account);
 }
 
-static void run(struct work *work) {
-    struct text_task *t =
-        (struct text_task *)(void *)((char *)work - offsetof(struct text_task, work));
-    struct api_setup setup = t->server->setup;
+static struct text_task *task_of_work(struct work *work) {
+    return (struct text_task *)(void *)((char *)work - offsetof(struct text_task, work));
+}
+
+static bool answer(struct text_task *t) {
+    struct api_setup setup = t->served->setup;
     struct api_body body = {0};
+    struct charge *before = charge_enter(t->exchange->charge);
+    t->end.limits.max_tokens = 0; /* nothing is computed */
     setup.limits = &t->end.limits;
     setup.grammars = NULL; /* nothing is generated */
-    struct charge *before = charge_enter(t->exchange->charge);
     t->err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
     const bool read = !text_ended(&t->end) &&
                       reply_read_body(t->exchange, &setup, t->kind->wants, &body, &t->err);
     http_drop_body(t->exchange);
-    t->good = read && t->kind->answer(t->server, &setup, &body, &t->answer, &t->err) &&
-              (text_append(&t->answer, "", 1) || api_no_memory(&t->err)); /* a string */
+    const bool good = read && t->kind->answer(t->served, &setup, &body, &t->answer, &t->err) &&
+                      (text_append(&t->answer, "", 1) || api_no_memory(&t->err)); /* a string */
     api_body_free(&body);
     charge_leave(before);
+    return good;
+}
+
+static void run(struct work *work) {
+    struct text_task *t = task_of_work(work);
+    const enum pick got = text_pick(&t->end, t->exchange, t->key, NULL, &t->served, &t->err);
+    if (got == PICK_WAITS)
+        return; /* the task may be freed by now */
+    t->good = got == PICKED && answer(t);
     if (!t->good && text_end_explain(&t->end, &t->err))
         refused(t, REFUSED_TIME);
     else if (!t->good && reply_memory_error(t->exchange, &t->err))
         refused(t, REFUSED_MEMORY);
+    else if (got == PICK_REFUSED && t->err.status >= HTTP_SERVER_ERROR)
+        refused(t, REFUSED_MODEL);
     atomic_store(&t->finished, true);
     http_wake(t->exchange); /* the task may be freed by now */
 }
@@ -132,6 +184,7 @@ static void done(struct http_exchange *exchange, unsigned status) {
     if (status >= HTTP_BAD_REQUEST)
         reply_log(t->server, exchange, t->route, status);
     account_end(t->account);
+    served_give(t->served);
     server_count_open(t->server, -1);
     text_free(&t->answer);
     free(t);
@@ -139,7 +192,8 @@ static void done(struct http_exchange *exchange, unsigned status) {
 
 enum http_step text_task_begin(struct server *s, struct http_exchange *exchange, const char *route,
                                const struct protocol *protocol, const struct text_kind *kind,
-                               struct account *account) {
+                               const struct tenant *tenant) {
+    struct account *account = tenant->account;
     struct api_error err;
     if (!account_begin(account, clock_seconds(), &err)) {
         metrics_refused(s->metrics, REFUSED_QUOTA);
@@ -155,11 +209,12 @@ enum http_step text_task_begin(struct server *s, struct http_exchange *exchange,
     t->work = (struct work){.run = run, .bytes = exchange->body_len};
     t->server = s;
     t->account = account;
+    t->key = tenant->key;
     t->exchange = exchange;
     t->route = route;
     t->protocol = protocol;
     t->kind = kind;
-    text_end_begin(&t->end, s, 0);
+    text_end_begin(&t->end, s, &t->work);
     server_count_open(s, 1);
     if (!http_attach(exchange, t))
         gone(exchange);

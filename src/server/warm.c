@@ -85,9 +85,9 @@ static bool read_body(const struct server *s, const char *text, size_t len, stru
         return api_refuse(err, NULL,
                           "must be a JSON object with either \"prompt\" or \"messages\"");
     const struct protocol *p = kind.messages ? &PROTOCOL_CHAT : &PROTOCOL_COMPLETIONS;
-    if (!api_body_read(text, len, s->setup.vocab, p->wants, &body, err))
+    if (!api_body_read(text, len, s->one->setup.vocab, p->wants, &body, err))
         return false;
-    const bool good = p->read(&s->setup, &body, out, err);
+    const bool good = p->read(&s->one->setup, &body, out, err);
     api_body_free(&body);
     return good;
 }
@@ -120,7 +120,7 @@ static kvasir_status read_line(struct warm *w, const char *text, size_t len, siz
                          "or the member");
     }
     struct warm_prompt p = {.line = line};
-    const uint32_t most = w->server->most_prompt_tokens;
+    const uint32_t most = w->server->one->most_prompt_tokens;
     bool good = keep(w, &request, &p) && ARRAY_GROW(w->prompts, w->cap, f->prompts + 1);
     api_request_free(&request);
     if (good)
@@ -167,7 +167,7 @@ kvasir_status warm_create(struct server *s, struct warm **out, kvasir_error *err
     struct warm *w = mem_calloc(1, sizeof *w);
     if (!w)
         return fail(err, KVASIR_ERR_MEMORY, "out of memory for the prompts of the cache");
-    kvasir_engine_get_context(s->engine, &info);
+    kvasir_engine_get_context(s->one->engine, &info);
     w->server = s;
     w->page_bytes = info.kv_bytes_per_token * PAGE_TOKENS;
     const kvasir_status status = read_file(w, err);
@@ -201,7 +201,7 @@ static size_t shared_tokens(const struct warm *w, const struct warm_prompt *p) {
 /* WARM-2. A page more for the prompt's end, one for tables. */
 static bool has_room(const struct warm *w, const struct warm_prompt *p) {
     kvasir_engine_stats stats;
-    kvasir_engine_get_stats(w->server->engine, &stats);
+    kvasir_engine_get_stats(w->server->one->engine, &stats);
     const uint64_t room =
         stats.budget_bytes > stats.used_bytes ? stats.budget_bytes - stats.used_bytes : 0;
     if ((p->n / PAGE_TOKENS + 2) * w->page_bytes <= room)
@@ -211,7 +211,7 @@ static bool has_room(const struct warm *w, const struct warm_prompt *p) {
 
 static uint64_t evicted(const struct warm *w) {
     kvasir_engine_stats stats;
-    kvasir_engine_get_stats(w->server->engine, &stats);
+    kvasir_engine_get_stats(w->server->one->engine, &stats);
     return stats.evicted_pages + stats.store_rejections;
 }
 
@@ -257,7 +257,7 @@ static kvasir_finish wait_end(struct warm *w, uint64_t id) {
         if (!cancelled && (s->n_jobs || w->stop)) {
             cancelled = true;
             pthread_mutex_unlock(&s->mutex);
-            kvasir_engine_cancel(s->engine, id);
+            kvasir_engine_cancel(s->one->engine, id);
             pthread_mutex_lock(&s->mutex);
             continue;
         }
@@ -270,7 +270,7 @@ static kvasir_finish wait_end(struct warm *w, uint64_t id) {
 
 static uint64_t ended(const struct warm *w) {
     kvasir_engine_stats stats;
-    kvasir_engine_get_stats(w->server->engine, &stats);
+    kvasir_engine_get_stats(w->server->one->engine, &stats);
     return stats.finished + stats.cancelled + stats.failed;
 }
 
@@ -297,7 +297,7 @@ static kvasir_finish run_prompt(struct warm *w, const struct warm_prompt *p) {
     r.user = w;
     w->ended = false;
     const uint64_t before = ended(w);
-    const kvasir_status status = kvasir_engine_submit(w->server->engine, &r, &id, &w->why);
+    const kvasir_status status = kvasir_engine_submit(w->server->one->engine, &r, &id, &w->why);
     if (status != KVASIR_OK)
         return status == KVASIR_ERR_BUSY ? KVASIR_FINISH_CANCELLED : KVASIR_FINISH_ERROR;
     const kvasir_finish finish = wait_end(w, id);

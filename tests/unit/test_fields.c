@@ -118,6 +118,26 @@ static void test_protocols(void **state) {
     api_request_free(&r);
 }
 
+/* Members that are looked at before the rest is read. */
+static void test_peek(void **state) {
+    (void)state;
+    static const char *const NAMES[] = {"model", "id", NULL};
+    static const char *const WRONG[] = {
+        "", "[]", "3", "{\"model\":", "{\"model\":\"a\"} x", "{\"model\":\"a\",\"model\":\"b\"}"};
+    char *got[2];
+    const char *text = "{\"x\":{\"model\":\"no\"},\"mod\\u0065l\":\"a\\\"b\",\"id\":3}";
+    assert_true(api_body_peek(text, strlen(text), NAMES, got, &err));
+    assert_string_equal(got[0], "a\"b");
+    assert_null(got[1]);
+    mem_free(got[0]);
+    assert_true(api_body_peek("{}", 2, NAMES, got, &err));
+    assert_true(!got[0] && !got[1]);
+    for (size_t i = 0; i < sizeof WRONG / sizeof *WRONG; i++) {
+        assert_false(api_body_peek(WRONG[i], strlen(WRONG[i]), NAMES, got, &err));
+        assert_true(!got[0] && !got[1] && err.status == HTTP_BAD_REQUEST);
+    }
+}
+
 static void test_near(void **state) {
     static const char *const KNOWN[] = {"generate", "serve", "chat", "cache"};
     static const char *const PAIRS[][2] = {
@@ -143,6 +163,7 @@ int main(void) {
         cmocka_unit_test(test_aliases),   cmocka_unit_test(test_thinking),
         cmocka_unit_test(test_refused),   cmocka_unit_test(test_unknown),
         cmocka_unit_test(test_protocols), cmocka_unit_test(test_near),
+        cmocka_unit_test(test_peek),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -352,7 +352,8 @@ static void test_model(void **state) {
     (void)state;
     setup.syntax = &HERMES;
     setup.ctx = 1000;
-    const struct api_model m = {.setup = &setup,
+    const struct api_model m = {.name = "ours",
+                                .setup = &setup,
                                 .since_s = 5,
                                 .info = {.arch = "llama",
                                          .name = "Ours",
@@ -368,10 +369,10 @@ static void test_model(void **state) {
 #define DETAILS                                                                                    \
     "{\"parent_model\":\"\",\"format\":\"gguf\",\"family\":\"llama\",\"families\":[\"llama\"],"    \
     "\"parameter_size\":\"134.52M\",\"quantization_level\":\"Q4_1\"}"
-    same_json(ollama_tags(&m),
+    same_json(ollama_tags(&m, 1),
               "{\"models\":[{" ABOUT ",\"modified_at\":\"1970-01-01T00:00:05Z\"}]}");
-    same_json(ollama_ps(&m), "{\"models\":[{" ABOUT ",\"expires_at\":\"2318-01-01T00:00:00Z\","
-                             "\"size_vram\":0,\"context_length\":1000}]}");
+    same_json(ollama_ps(&m, 1), "{\"models\":[{" ABOUT ",\"expires_at\":\"2318-01-01T00:00:00Z\","
+                                "\"size_vram\":0,\"context_length\":1000}]}");
     struct api_body body = body_of("{\"name\":\"ours\"}", ollama_wants);
     struct text_buf out = {0};
     assert_true(ollama_show(&m, &body, &out, &err) && text_append(&out, "", 1));
