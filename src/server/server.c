@@ -313,8 +313,6 @@ void server_destroy(struct server *s) {
     enum { LAST_BYTES_S = 1 }; /* for clients to read how their requests ended */
     if (!s)
         return;
-    warm_destroy(s->warm);
-    s->warm = NULL;
     if (s->http) {
         server_drain(s);
         atomic_store(&s->stopping, true);
@@ -329,6 +327,7 @@ void server_destroy(struct server *s) {
     http_stop(s->http);
     http_stop(s->admin_http);
     sessions_destroy(s->sessions);
+    warm_destroy(s->warm); /* now nobody asks for its figures; server_drain has stopped it */
     served_close(s);
     work_pool_destroy(s->work);
     log_destroy(s->log);
