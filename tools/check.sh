@@ -112,6 +112,29 @@ recorded_bits() { # a recorded hash changes only together with its versions (tes
         ' - $file
     done
 }
+figures() { # README.md has those of the newest results
+    [ ! -f tools/readme.py ] || tools/readme.py --check
+}
+links() { # between documents, and to headings
+    python3 - <<'PY'
+import pathlib, re
+def anchors(path):
+    text = re.sub(r"^( {4}|```).*", "", path.read_text(encoding="utf-8"), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-")
+            for h in re.findall(r"^#+ +(.*?)(?: \{#.*)?$", text, re.M)}
+for path in sorted([*pathlib.Path(".").glob("*.md"), *pathlib.Path("docs").rglob("*.md"),
+                    *pathlib.Path("python").glob("*.md")]):
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        to = path.parent / name if name else path
+        if not to.exists():
+            print(f"{path}: no {link}")
+        elif anchor and to.suffix == ".md" and anchor not in anchors(to):
+            print(f"{path}: no heading {link}")
+PY
+}
 named_tests() { # the threat model's tests and stages of soak.sh exist
     local name file=docs/threat-model.md
     [ ! -f $file ] || grep -oE '`(unit|api|fuzz|sim|golden)\.[a-z_]+`' $file | tr -d '`' | sort -u |
@@ -157,6 +180,8 @@ rule "mutants can be planted" mutants
 rule "the page's policy has its hashes" page_hashes
 rule "recorded bits change only with their versions" recorded_bits
 rule "the threat model names tests that exist" named_tests
+rule "figures of README.md" figures
+rule "links of documents" links
 rule "scripts parse" scripts
 rule "scripts are executable" scripts_run
 

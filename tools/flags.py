@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""flags.py [--check] PROGRAM    writes the lists of flags in docs/man/ and README.md
+"""flags.py [--check] PROGRAM    writes the lists of flags in docs/man/ and docs/flags.md
 
 A list is between two lines, in a man page
 
     .\\" flags of COMMAND: tools/flags.py
     .\\" end of flags
 
-and in README.md <!-- flags of COMMAND: tools/flags.py --> and <!-- end of flags -->. Each is
+and in docs/flags.md <!-- flags of COMMAND: tools/flags.py --> and <!-- end of flags -->. Each is
 replaced by the output of `PROGRAM COMMAND --help=man` or --help=markdown. In a man page the text
 below .\\" more in an item is kept; "some flags" keeps its present items and gets no others. With
 --check nothing is written: lists that differ are named, and the exit code is 1.
@@ -81,7 +81,7 @@ def main():
     program = str(pathlib.Path(sys.argv[1 + check]).resolve())
     root = pathlib.Path(__file__).resolve().parent.parent
     bad = []
-    for path in sorted(root.glob("docs/man/*.1")) + [root / "README.md"]:
+    for path in sorted(root.glob("docs/man/*.1")) + [root / "docs/flags.md"]:
         text = path.read_text()
         new = rewrite(text, program)
         if new == text:

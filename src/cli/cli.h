@@ -9,7 +9,7 @@
  *   options.c   one table per command: reading flags
  *   option_table.c  a row of it
  *   foreign_flags.c  flags of llama-server, vLLM, mlx_lm.server and vllm-mlx
- *   help.c      the same tables for people: --help, man pages, README
+ *   help.c      the same tables for people: --help, man pages, docs/
  *   settings.c  the same tables from a file and the environment
  *   output.c    error lines, bytes for people, JSON, progress, what a context tells its user
  *   files.c     text in; files out that appear only when complete
