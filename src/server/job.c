@@ -213,8 +213,10 @@ static void stream_event(struct job *j, const kvasir_event *e) {
                               NO_MEMORY = {.code = KVASIR_ERR_MEMORY,
                                            .offset = -1,
                                            .text = "out of memory for the answer"};
-    if (e->last)
+    if (e->last) {
         sessions_advance(&j->setup, &j->request, &j->answer, j->id);
+        session_user_end(&j->session); /* before the client knows that it may go on */
+    }
     if (e->kind == KVASIR_EVENT_DONE && e->finish == KVASIR_FINISH_ERROR)
         stream_failed(j, &j->taken_error);
     else if (e->kind == KVASIR_EVENT_DONE && e->finish == KVASIR_FINISH_CANCELLED)
@@ -522,6 +524,7 @@ static void write_answer(struct job *j) {
     see_times(j);
     struct charge *before = charge_enter(j->charge);
     sessions_advance(&j->setup, &j->request, &j->answer, j->id);
+    session_user_end(&j->session); /* before the client knows that it may go on */
     json_t *body = j->protocol->body(&j->answer, &context, &err);
     j->text = body ? reply_dump(body) : NULL;
     api_answer_free(&j->answer);
@@ -576,6 +579,7 @@ static enum http_step job_continue(struct http_exchange *exchange) {
         return HTTP_WAIT;
     char *text = j->text; /* JOB_REFUSED: NULL */
     j->text = NULL;
+    session_user_end(&j->session);
     return text ? reply_text(j->server, exchange, HTTP_OK, text)
                 : reply_error(j->server, exchange, j->protocol, &j->refused);
 }

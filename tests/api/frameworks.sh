@@ -14,7 +14,7 @@ template=$SHARED_DIR/chat-templates/Qwen-Qwen2.5-7B-Instruct.jinja
 parts="openai anthropic langchain litellm instructor agents pydantic"
 if [ -f "$coder" ]; then
     parts+=" prompted"
-    start_server -q --drain-timeout 0 -m "$coder" --ctx 4096 --cache-memory-mb 256
+    start_server -q --drain-timeout 0 -m "$coder" --ctx 16384 --cache-memory-mb 512
 elif [ -f "$demo" ] && [ -f "$template" ]; then
     start_server -q --drain-timeout 0 -m "$demo" --chat-template "$template" --cache-memory-mb 256
 else
