@@ -373,8 +373,7 @@ static json_t *rerank_body(const struct api_answer *a, const struct protocol_con
                    c->request, good, err);
 }
 
-/* There are no streams: requests never have `stream`. */
-static void close_nothing(void *stream) {
+void protocol_close_none(void *stream) {
     ASSERT(!stream);
 }
 
@@ -385,7 +384,7 @@ const struct protocol PROTOCOL_EMBEDDINGS = {.name = "embeddings",
                                              .read = embeddings_read,
                                              .body = embeddings_body,
                                              .error = openai_error_json,
-                                             .close = close_nothing};
+                                             .close = protocol_close_none};
 const struct protocol PROTOCOL_RERANK = {.name = "rerank",
                                          .id_prefix = "rerank-",
                                          .prompt_field = "query",
@@ -393,7 +392,7 @@ const struct protocol PROTOCOL_RERANK = {.name = "rerank",
                                          .read = rerank_read,
                                          .body = rerank_body,
                                          .error = openai_error_json,
-                                         .close = close_nothing};
+                                         .close = protocol_close_none};
 const struct protocol PROTOCOL_OLLAMA_EMBED = {.name = "ollama_embed",
                                                .id_prefix = "embd-",
                                                .prompt_field = "input",
@@ -401,7 +400,7 @@ const struct protocol PROTOCOL_OLLAMA_EMBED = {.name = "ollama_embed",
                                                .read = ollama_embed_read,
                                                .body = ollama_embed_body,
                                                .error = ollama_error_json,
-                                               .close = close_nothing};
+                                               .close = protocol_close_none};
 const struct protocol PROTOCOL_OLLAMA_EMBEDDINGS = {.name = "ollama_embeddings",
                                                     .id_prefix = "embd-",
                                                     .prompt_field = "prompt",
@@ -409,4 +408,4 @@ const struct protocol PROTOCOL_OLLAMA_EMBEDDINGS = {.name = "ollama_embeddings",
                                                     .read = ollama_embeddings_read,
                                                     .body = ollama_embeddings_body,
                                                     .error = ollama_error_json,
-                                                    .close = close_nothing};
+                                                    .close = protocol_close_none};

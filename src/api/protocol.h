@@ -48,6 +48,8 @@ struct protocol {
     bool (*silence)(uint32_t prompt_done, uint32_t prompt_tokens, struct text_buf *out);
     bool (*failed)(const struct api_error *err, struct text_buf *out); /* in place of the rest */
 };
+/* close of protocols without streams: their requests never have `stream`. */
+void protocol_close_none(void *stream);
 extern const struct protocol PROTOCOL_CHAT, PROTOCOL_COMPLETIONS, PROTOCOL_MESSAGES,
     PROTOCOL_RESPONSES, PROTOCOL_OLLAMA_CHAT, PROTOCOL_OLLAMA_GENERATE, PROTOCOL_NATIVE,
     PROTOCOL_INFILL;

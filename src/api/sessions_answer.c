@@ -96,11 +96,6 @@ static json_t *sessions_body(const struct api_answer *a, const struct protocol_c
     return made;
 }
 
-/* There are no streams: requests never have `stream`. */
-static void close_nothing(void *stream) {
-    ASSERT(!stream);
-}
-
 const struct protocol PROTOCOL_SESSIONS = {.name = "sessions",
                                            .id_prefix = "sess_",
                                            .prompt_field = "prompt",
@@ -108,4 +103,4 @@ const struct protocol PROTOCOL_SESSIONS = {.name = "sessions",
                                            .read = sessions_read,
                                            .body = sessions_body,
                                            .error = openai_error_json,
-                                           .close = close_nothing};
+                                           .close = protocol_close_none};

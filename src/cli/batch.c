@@ -66,11 +66,7 @@ static const struct option OPTIONS[] = {
     {.name = "--strict-fields", .kind = OPTION_FLAG, ROW(strict_fields),
      .help = "fail requests with unknown fields, instead of naming them in the answer's "
              "\"warnings\""},
-    {.name = "--rerank-form", .value = "FORM", .kind = OPTION_TEXT, .initial = "auto",
-     ROW(rerank_form),
-     .help = "how /v1/rerank scores a document: cosine (of its embedding and the query's), yes-no "
-             "(asks the model, as Qwen3-Reranker expects), or auto: by the name in the "
-             "model's path"},
+    RERANK_OPTION(struct batch_args, rerank_form),
     CHAT_OPTIONS(struct batch_args, chat),
     ENGINE_OPTIONS(struct batch_args, engine),
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
@@ -710,9 +706,9 @@ int batch_main(int argc, char **argv) {
     if (strcmp(a.order, "input") != 0 && strcmp(a.order, "finished") != 0)
         return usage_error(&COMMAND, "--order: \"%.40s\" is neither input nor finished", a.order);
     enum rerank_form rerank;
-    if (!rerank_form_of(a.rerank_form, a.model, &rerank))
-        return usage_error(&COMMAND, "--rerank-form: \"%.40s\" is none of auto, cosine and yes-no",
-                           a.rerank_form);
+    code = rerank_form_read(&COMMAND, a.rerank_form, a.model, &rerank);
+    if (code)
+        return code;
     struct batch b = {.a = &a,
                       .rerank = rerank,
                       .in.fd = -1,

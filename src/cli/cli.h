@@ -16,7 +16,7 @@
  *   prompt.c    from a user's prompt to token ids
  *   chat.c      from a chat to token ids
  *   chat_X.c    `kvasir chat`, with a header of its own, chat_main.h
- *   sampling.c  flags of sampling
+ *   sampling.c, rerank_form.c  flags of sampling, and of reranking
  *   models.c    pull, list, show, rm; model_names.c: -m with the name of a model
  *   exactness.c, exactness_client.c  a server's answers, cold and warm, with a header of their own
  *   results.c   a batch's file of results, which a later run continues
@@ -33,6 +33,7 @@
 
 #include <kvasir.h>
 
+#include "api/api.h"
 #include "files/safetensors.h"
 #include "hub/hub.h"
 #include "lab/lab.h"
@@ -591,6 +592,12 @@ int sampling_settle(const struct command *c, const char *generation_config,
      .offset = offsetof(type, field),                                                              \
      .help = "sampling that no flag sets: model, as its makers recommend (generation_config.json " \
              "or the GGUF file; also auto), or none, the most likely token"}
+#define RERANK_OPTION(type, field)                                                                 \
+    {.name = "--rerank-form", .value = "FORM", .kind = OPTION_TEXT, .initial = "auto",             \
+     .offset = offsetof(type, field),                                                              \
+     .help = "how /v1/rerank scores a document: cosine (of its embedding and the query's), yes-no "\
+             "(asks the model, as Qwen3-Reranker expects), or auto: by the name in the "           \
+             "model's path"}
 #define SAMPLING_OPTIONS(type, args)                                                               \
     DRAWING_OPTIONS(type, args.options, NO_ALIAS),                                                 \
     GENERATION_OPTION(type, args.generation_config),                                               \
@@ -600,6 +607,10 @@ int sampling_settle(const struct command *c, const char *generation_config,
     {.name = "--seed", .value = "N", .kind = OPTION_TEXT, .offset = offsetof(type, args.seed),     \
      .shown = "random, printed", .help = "random seed; the same seed samples the same tokens"}
 /* clang-format on */
+
+/* rerank_form.c: of --rerank-form for the model at this path. */
+int rerank_form_read(const struct command *c, const char *word, const char *model,
+                     enum rerank_form *out);
 
 struct sampling {
     kvasir_sampling options; /* its arrays are the next two */

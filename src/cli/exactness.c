@@ -78,10 +78,7 @@ enum { EXIT_DIFFERENT = 3 };
 /* ---- prompts --------------------------------------------------------------------------------- */
 
 static uint64_t next_random(uint64_t *state) { /* splitmix64 */
-    uint64_t x = *state += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
+    return mix_bits(*state += 0x9e3779b97f4a7c15u);
 }
 
 /* Sentences of random words; NULL: out of memory. */

@@ -21,7 +21,7 @@ struct exact_answer {
     uint32_t n;
     char *text;
     char finish[32];
-    int64_t prompt_tokens, cached_tokens; /* -1: the server does not say */
+    int64_t cached_tokens; /* of the prompt; -1: the server does not say */
 };
 void exact_answer_free(struct exact_answer *a);
 

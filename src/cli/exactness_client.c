@@ -256,7 +256,6 @@ static bool read_answer(struct exact_answer *a, const json_t *body) {
     snprintf(a->finish, sizeof a->finish, "%s",
              json_is_string(finish) ? json_string_value(finish) : "");
     read_logprobs(a, json_object_get(choice, "logprobs"));
-    a->prompt_tokens = count_of(usage, "prompt_tokens");
     a->cached_tokens = count_of(json_object_get(usage, "prompt_tokens_details"), "cached_tokens");
     return true;
 }

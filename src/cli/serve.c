@@ -95,11 +95,7 @@ static const struct option OPTIONS[] = {
     GENERATION_OPTION(struct serve_args, generation_config),
     {.name = "--seed", .value = "N", .kind = OPTION_TEXT, ROW(seed),
      .shown = "another one for each", .help = "random seed of requests that bring none"},
-    {.name = "--rerank-form", .value = "FORM", .kind = OPTION_TEXT, .initial = "auto",
-     ROW(rerank_form),
-     .help = "how /v1/rerank scores a document: cosine (of its embedding and the query's), yes-no "
-             "(asks the model, as Qwen3-Reranker expects), or auto: by the name in the "
-             "model's path"},
+    RERANK_OPTION(struct serve_args, rerank_form),
     {.name = "--tool-call-parser", .value = "NAME", .kind = OPTION_TEXT,
      ROW(server.tool_call_parser), .shown = "by the chat template",
      .help = "form of tool calls in answers, by vLLM's name: hermes, qwen3_coder, llama3_json, "
@@ -455,9 +451,8 @@ static int settle_flags(struct serve *s) {
         return usage_error(&COMMAND, "--kv-cache-quantization: not allowed with --no-prefix-cache");
     if (a->server.model_name && !*a->server.model_name)
         return usage_error(&COMMAND, "--served-model-name: is empty");
-    if (a->model && !rerank_form_of(a->rerank_form, a->model, &a->server.rerank))
-        return usage_error(&COMMAND, "--rerank-form: \"%.40s\" is none of auto, cosine and yes-no",
-                           a->rerank_form);
+    if (a->model && rerank_form_read(&COMMAND, a->rerank_form, a->model, &a->server.rerank))
+        return EXIT_USAGE;
     for (size_t i = 0; i < a->allowed_hosts.n; i++)
         if (!*a->allowed_hosts.items[i])
             return usage_error(&COMMAND, "--allowed-hosts: is empty");

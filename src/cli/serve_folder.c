@@ -58,11 +58,6 @@ static char *name_of(const char *path) {
     return mem_strndup(base, n);
 }
 
-static bool is_folder(const char *path) {
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
 static bool is_file(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISREG(st.st_mode);
@@ -77,7 +72,7 @@ static uint64_t size_of(const char *path) {
 static uint64_t weights_of(const char *path) {
     char folder[PATH_MAX], file[PATH_MAX + 256], *own = NULL;
     uint64_t bytes = 0;
-    const bool whole = is_folder(path);
+    const bool whole = file_is_dir(path);
     const char *slash = strrchr(path, '/');
     snprintf(folder, sizeof folder, "%.*s",
              whole || !slash ? PATH_MAX - 1 : (int)(slash - path) + 1,
@@ -120,7 +115,7 @@ static bool is_model(const char *folder, const char *name, char path[PATH_MAX]) 
     if (*name == '.' || snprintf(path, PATH_MAX, "%s/%s", folder, name) >= PATH_MAX)
         return false;
     snprintf(config, sizeof config, "%s/config.json", path);
-    if (is_folder(path))
+    if (file_is_dir(path))
         return is_file(config);
     return is_file(path) && ends_with(name, SUFFIX) &&
            part_of(name, strlen(name) - (sizeof SUFFIX - 1)) <= 1;
@@ -322,5 +317,5 @@ static int read_file(struct serve_models *all, const struct serve_args *a) {
 }
 
 int serve_folder_read(struct serve_models *all, const struct serve_args *a) {
-    return is_folder(a->models) ? read_folder(all, a) : read_file(all, a);
+    return file_is_dir(a->models) ? read_folder(all, a) : read_file(all, a);
 }

@@ -208,9 +208,8 @@ static int settle(struct serve_models *all, struct serve_model *m) {
         code = library_error(c, &err);
     if (!code)
         code = chat_read(c, &a->chat, &m->chat);
-    if (!code && !rerank_form_of(a->rerank_form, m->path, &a->server.rerank))
-        code = usage_error(c, "--rerank-form: \"%.40s\" is none of auto, cosine and yes-no",
-                           a->rerank_form);
+    if (!code)
+        code = rerank_form_read(c, a->rerank_form, m->path, &a->server.rerank);
     if (!code) /* later there is nobody to tell of a wrong word */
         code = sampling_settle(c, a->generation_config, NULL, &unused, NULL);
     a->server.variables = m->chat.kwargs;

@@ -83,16 +83,23 @@ void *schema_alloc(struct schema_compiler *c, size_t n, size_t size) {
     return at;
 }
 
+/* Whether a language or a set of numbers was made; otherwise it failed, with the node named. */
+static bool made_well(struct schema_compiler *c, kvasir_status status, json_t *node,
+                      const char *keyword) {
+    char why[200];
+    if (c->status)
+        return false;
+    if (!status)
+        return true;
+    snprintf(why, sizeof why, "%.190s", c->err ? c->err->text : "");
+    schema_fail(c, status, node, keyword, why);
+    return false;
+}
+
 const struct language *schema_language(struct schema_compiler *c, kvasir_status status,
                                        struct language *l, json_t *node, const char *keyword) {
-    if (c->status)
+    if (!made_well(c, status, node, keyword))
         return NULL;
-    if (status) {
-        char why[200];
-        snprintf(why, sizeof why, "%.190s", c->err ? c->err->text : "");
-        schema_fail(c, status, node, keyword, why);
-        return NULL;
-    }
     if (!ARRAY_GROW(c->languages, c->languages_cap, c->n_languages + 1)) {
         language_release(l);
         schema_no_memory(c);
@@ -134,14 +141,8 @@ bool schema_strings(struct schema_compiler *c, struct text_span text, bool is_fo
 
 const struct numbers *schema_numbers(struct schema_compiler *c, kvasir_status status,
                                      struct numbers *n, json_t *node, const char *keyword) {
-    if (c->status)
+    if (!made_well(c, status, node, keyword))
         return NULL;
-    if (status) {
-        char why[200];
-        snprintf(why, sizeof why, "%.190s", c->err ? c->err->text : "");
-        schema_fail(c, status, node, keyword, why);
-        return NULL;
-    }
     if (!ARRAY_GROW(c->numbers, c->numbers_cap, c->n_numbers + 1)) {
         numbers_release(n);
         schema_no_memory(c);

@@ -455,6 +455,16 @@ static void snapshot_free(struct snapshot *s) {
         mem_free(s->names[i]);
 }
 
+/* snapshot_free, unless it failed */
+static kvasir_status read_snapshot(const struct repository *r, struct snapshot *s,
+                                   kvasir_error *err) {
+    walk(r->snapshot, "", note_file, s);
+    if (!s->no_memory)
+        return KVASIR_OK;
+    snapshot_free(s);
+    return fail(err, KVASIR_ERR_MEMORY, "out of memory");
+}
+
 kvasir_status repository_find(const struct hub *h, const struct hub_name *name,
                               char path[HUB_PATH_MAX], kvasir_error *err) {
     struct repository r;
@@ -463,7 +473,7 @@ kvasir_status repository_find(const struct hub *h, const struct hub_name *name,
     TRY(read_commit(&r, err));
     if (!*r.snapshot || !file_is_dir(r.snapshot))
         return KVASIR_OK;
-    walk(r.snapshot, "", note_file, &s);
+    TRY(read_snapshot(&r, &s, err));
     kvasir_status status = KVASIR_OK;
     kvasir_error none;
     if (s.config && s.weights && !*name->file) {
@@ -500,9 +510,10 @@ static void add_part(void *user, const char *file, const char *path) {
         *p->m->sha256 = 0;
 }
 
-static void list_snapshot(const struct repository *r, hub_model_fn *each, void *user) {
+static kvasir_status list_snapshot(const struct repository *r, hub_model_fn *each, void *user,
+                                   kvasir_error *err) {
     struct snapshot s = {0};
-    walk(r->snapshot, "", note_file, &s);
+    TRY(read_snapshot(r, &s, err));
     struct hub_model m = {.bytes = s.bytes, .files = s.files};
     snprintf(m.revision, sizeof m.revision, "%s", r->commit);
     if (s.config && s.weights) {
@@ -512,15 +523,16 @@ static void list_snapshot(const struct repository *r, hub_model_fn *each, void *
     }
     for (size_t i = 0; i < s.n; i++) {
         struct hub_model gguf = {0};
-        kvasir_error err;
+        kvasir_error none;
         memcpy(gguf.revision, m.revision, sizeof gguf.revision);
         snprintf(gguf.name, sizeof gguf.name, "hf:%.200s:%.255s", r->name->from, s.names[i]);
-        if (hub_join(gguf.path, r->snapshot, s.names[i], &err) != KVASIR_OK)
+        if (hub_join(gguf.path, r->snapshot, s.names[i], &none) != KVASIR_OK)
             continue;
         walk(r->snapshot, "", add_part, &(struct parts){s.names[i], &gguf});
         each(user, &gguf);
     }
     snapshot_free(&s);
+    return KVASIR_OK;
 }
 
 /* models--ORG--REPO to ORG/REPO; false: it is something else. */
@@ -551,7 +563,7 @@ kvasir_status repository_list(const struct hub *h, hub_model_fn *each, void *use
         if (status == KVASIR_OK)
             status = read_commit(&r, err);
         if (status == KVASIR_OK && *r.snapshot)
-            list_snapshot(&r, each, user);
+            status = list_snapshot(&r, each, user, err);
     }
     closedir(d);
     return status;

@@ -206,6 +206,12 @@ static void stream_failed(struct job *j, const kvasir_error *why) {
     j->finished = true;
 }
 
+/* The session is longer by a good answer, and free before the client knows that it may go on. */
+static void advance_session(struct job *j) {
+    sessions_advance(&j->setup, &j->request, &j->answer, j->id);
+    session_user_end(&j->session);
+}
+
 static void stream_event(struct job *j, const kvasir_event *e) {
     static const kvasir_error CANCELLED = {.code = KVASIR_ERR_CANCELLED,
                                            .offset = -1,
@@ -213,10 +219,8 @@ static void stream_event(struct job *j, const kvasir_event *e) {
                               NO_MEMORY = {.code = KVASIR_ERR_MEMORY,
                                            .offset = -1,
                                            .text = "out of memory for the answer"};
-    if (e->last) {
-        sessions_advance(&j->setup, &j->request, &j->answer, j->id);
-        session_user_end(&j->session); /* before the client knows that it may go on */
-    }
+    if (e->last)
+        advance_session(j);
     if (e->kind == KVASIR_EVENT_DONE && e->finish == KVASIR_FINISH_ERROR)
         stream_failed(j, &j->taken_error);
     else if (e->kind == KVASIR_EVENT_DONE && e->finish == KVASIR_FINISH_CANCELLED)
@@ -523,8 +527,7 @@ static void write_answer(struct job *j) {
     struct api_error err;
     see_times(j);
     struct charge *before = charge_enter(j->charge);
-    sessions_advance(&j->setup, &j->request, &j->answer, j->id);
-    session_user_end(&j->session); /* before the client knows that it may go on */
+    advance_session(j);
     json_t *body = j->protocol->body(&j->answer, &context, &err);
     j->text = body ? reply_dump(body) : NULL;
     api_answer_free(&j->answer);

@@ -70,7 +70,7 @@ static void tick(void *user) {
     const struct server *s = user;
     jobs_tick(user);
     forgets_tick(user);
-    sessions_tick(((struct server *)user)->sessions);
+    sessions_tick(s->sessions);
     if (s->many)
         model_set_tick(s->many->set);
     trim(user);

@@ -207,12 +207,11 @@ static bool recharge(struct sessions *all, struct session *k) {
     return true;
 }
 
-/* Takes k. Its view; NULL with *err. */
-static json_t *add(struct sessions *all, struct session *k, struct api_error *err) {
+/* Takes k. False with *err: it is gone. */
+static bool add(struct sessions *all, struct session *k, struct api_error *err) {
     if (!recharge(all, k)) {
-        no_room(err);
         session_free(k);
-        return NULL;
+        return no_room(err);
     }
     struct session **end = &all->first;
     while (*end)
@@ -220,7 +219,7 @@ static json_t *add(struct sessions *all, struct session *k, struct api_error *er
     *end = k;
     all->figures.sessions++;
     hold(all, k);
-    return viewed(view(all, k), err);
+    return true;
 }
 
 /* ---- requests that make or continue one ------------------------------------------------------ */
@@ -247,24 +246,37 @@ static bool add_turn(struct session *k) {
     return true;
 }
 
-static struct session *session_make(const struct session_user *u, const struct api_request *r) {
-    const kvasir_request *e = &r->engine;
+/* With an id of its own, and copies of key, salt and tokens. Takes body. NULL: out of memory. */
+static struct session *session_new(const char *key, const char *salt, char *body,
+                                   const int32_t *tokens, size_t n) {
     struct session *k = mem_calloc(1, sizeof *k);
-    if (!k || !has_id(k)) {
-        session_free(k);
+    if (!k) {
+        mem_free(body);
         return NULL;
     }
-    k->key = mem_strdup(u->key);
-    k->salt = mem_strdup(e->salt);
-    k->body = text_of(r->session.state.body);
-    k->tokens = copy_tokens(e->tokens, e->n_tokens);
-    k->n_tokens = (uint32_t)e->n_tokens;
-    k->messages = (uint32_t)json_array_size(json_object_get(r->session.state.body, "messages"));
+    k->key = mem_strdup(key);
+    k->salt = mem_strdup(salt);
+    k->body = body;
+    k->tokens = copy_tokens(tokens, n);
+    k->n_tokens = (uint32_t)n;
     k->created_s = (int64_t)time(NULL);
     k->used_us = metrics_now_us();
+    if (k->key && k->salt && k->body && k->tokens && has_id(k))
+        return k;
+    session_free(k);
+    return NULL;
+}
+
+static struct session *session_make(const struct session_user *u, const struct api_request *r) {
+    const kvasir_request *e = &r->engine;
+    json_t *body = r->session.state.body;
+    struct session *k = session_new(u->key, e->salt, text_of(body), e->tokens, e->n_tokens);
+    if (!k)
+        return NULL;
+    k->messages = (uint32_t)json_array_size(json_object_get(body, "messages"));
     k->ttl_s = r->session.ttl_s;
     k->pin = r->session.pin;
-    if (k->key && k->salt && k->body && k->tokens && add_turn(k))
+    if (add_turn(k))
         return k;
     session_free(k);
     return NULL;
@@ -280,8 +292,8 @@ static json_t *create(void *user, const struct api_request *r, struct api_error 
         (void)api_no_memory(err);
     else if (too_many(u->all, u->key, err))
         session_free(k);
-    else
-        made = add(u->all, k, err);
+    else if (add(u->all, k, err))
+        made = viewed(view(u->all, k), err);
     pthread_mutex_unlock(&u->all->mutex);
     charge_leave(before);
     return made;
@@ -346,7 +358,6 @@ static void save(void *user, const struct session_state *now) {
         take_out(u->all, k);
     pthread_mutex_unlock(&u->all->mutex);
     charge_leave(before);
-    session_user_end(u);
 }
 
 void session_user_begin(struct session_user *u, struct sessions *all, const char *key,
@@ -485,24 +496,15 @@ json_t *sessions_change(struct sessions *all, const char *key, const char *id,
 }
 
 static struct session *session_copy(const struct session *from) {
-    struct session *k = mem_calloc(1, sizeof *k);
-    if (!k || !has_id(k)) {
-        session_free(k);
+    struct session *k =
+        session_new(from->key, from->salt, mem_strdup(from->body), from->tokens, from->n_tokens);
+    if (!k)
         return NULL;
-    }
     memcpy(k->parent, from->id, sizeof k->parent);
-    k->key = mem_strdup(from->key);
-    k->salt = mem_strdup(from->salt);
-    k->body = mem_strdup(from->body);
-    k->tokens = copy_tokens(from->tokens, from->n_tokens);
-    k->n_tokens = from->n_tokens;
     k->messages = from->messages;
-    k->created_s = (int64_t)time(NULL);
-    k->used_us = metrics_now_us();
     k->ttl_s = from->ttl_s;
     k->pin = from->pin;
-    const bool turns = from->n_turns == 0 || ARRAY_GROW(k->turns, k->turns_cap, from->n_turns);
-    if (!k->key || !k->salt || !k->body || !k->tokens || !turns) {
+    if (from->n_turns && !ARRAY_GROW(k->turns, k->turns_cap, from->n_turns)) {
         session_free(k);
         return NULL;
     }
@@ -523,14 +525,12 @@ json_t *sessions_fork(struct sessions *all, const char *key, const char *id,
         not_kept(err, id);
     if (from && check_change(from, c, err)) {
         struct session *k = session_copy(from);
-        made = k ? add(all, k, err) : viewed(NULL, err);
-        if (made) {
-            json_decref(made);
-            made = change(all, k, c) ? view(all, k) : NULL;
-            if (!made) {
+        if (!k)
+            (void)api_no_memory(err);
+        else if (add(all, k, err)) {
+            made = viewed(change(all, k, c) ? view(all, k) : NULL, err);
+            if (!made)
                 take_out(all, k);
-                (void)api_no_memory(err);
-            }
         }
     }
     pthread_mutex_unlock(&all->mutex);
