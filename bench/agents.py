@@ -11,7 +11,6 @@ would have after writing the answer. llama-server is llama.cpp's own, from PyPI'
 2026.10.11549, which needs no compiler; gguf 0.19.0 and numpy write its file. SETTINGS names what
 differs from its defaults: -np, --cache-reuse, --cache-ram.
 """
-import argparse
 import json
 import os
 import sys
@@ -83,12 +82,7 @@ def tokens_of(server, name, o):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
-    parser.add_argument("kvasir")
-    parser.add_argument("shared")
-    parser.add_argument("--tokens", type=int, default=30000)
-    parser.add_argument("--turns", type=int, default=50)
-    parser.add_argument("--traces", default=",".join(agent_traces.traces()))
+    parser = agent_traces.arguments(__doc__)
     parser.add_argument("--settings", default=",".join(SETTINGS))
     o = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
 
 import cffi
 
@@ -57,3 +58,32 @@ def take_text(pointer: Any, length: int) -> str:
         return bytes(ffi.buffer(pointer, length)).decode("utf-8")
     finally:
         lib.kvasir_free(pointer)
+
+
+_H = TypeVar("_H", bound="Handle")
+
+
+class Handle:
+    """An object of the library, which close() gives back; also a context manager."""
+
+    _pointer: Any = None
+    _kind = "object"
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def _open(self) -> Any:
+        if self._pointer is None:
+            raise ValueError(f"the {self._kind} is closed")
+        return self._pointer
+
+    def __enter__(self: _H) -> _H:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 where: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._pointer is not None:
+            self.close()

@@ -7,16 +7,15 @@ import enum
 import os
 import threading
 import weakref
-from types import TracebackType
 from typing import Any, Iterator, Mapping, Sequence as Items
 
 import numpy as np
 import numpy.typing as npt
 
-from ._library import Error, check, ffi, lib, new_error
+from ._library import Error, Handle, check, ffi, lib, new_error
 from ._sampling import Sampler, Sampling
 from ._sequence import Context
-from ._text import Decoder, Ids, Tokenizer
+from ._text import Decoder, Ids, Stop, Tokenizer
 
 Message = Mapping[str, Any]
 
@@ -47,8 +46,10 @@ class ModelInfo:
     weight_bytes: int
 
 
-class Model:
+class Model(Handle):
     """path: a GGUF file, or a folder with config.json and safetensors."""
+
+    _kind = "model"
 
     def __init__(self, path: str | os.PathLike[str], *, mlock: bool = False,
                  no_mmap: bool = False) -> None:
@@ -70,22 +71,6 @@ class Model:
         if self._pointer is not None:
             lib.kvasir_model_close(self._pointer)
         self._pointer = None
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 where: TracebackType | None) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_pointer", None) is not None:
-            self.close()
-
-    def _open(self) -> Any:
-        if self._pointer is None:
-            raise ValueError("the model is closed")
-        return self._pointer
 
     def _read_info(self) -> ModelInfo:
         info = ffi.new("kvasir_model_info *")
@@ -173,20 +158,16 @@ class Model:
 
 def _held_back(pieces: Iterator[str], stop: Items[str]) -> Iterator[str]:
     """Ends before the first stop text, however it is cut into pieces."""
-    held, longest = "", max((len(s) for s in stop), default=0)
+    end = Stop(stop)
     for piece in pieces:
-        held += piece
-        found = [at for at in (held.find(s) for s in stop) if at >= 0]
-        if found:
-            if min(found):
-                yield held[:min(found)]
+        text, ended = end.push(piece)
+        if text:
+            yield text
+        if ended:
             return
-        ready = len(held) - max(longest - 1, 0)
-        if ready > 0:
-            yield held[:ready]
-            held = held[ready:]
-    if held:
-        yield held
+    text = end.finish()
+    if text:
+        yield text
 
 
 class _Embedder:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import weakref
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Iterable, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from ._library import check, ffi, lib, new_error
+from ._library import Handle, check, ffi, lib, new_error
 from ._text import Ids, ids_of
 
 if TYPE_CHECKING:
@@ -35,8 +34,10 @@ class ContextInfo:
     threads: int
 
 
-class Context:
+class Context(Handle):
     """Made by Model.context()."""
+
+    _kind = "context"
 
     def __init__(self, model: Model, options: dict[str, Any]) -> None:
         o, error = ffi.new("kvasir_context_options *"), new_error()
@@ -62,22 +63,6 @@ class Context:
         if self._pointer is not None:
             lib.kvasir_context_destroy(self._pointer)
         self._pointer = None
-
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 where: TracebackType | None) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_pointer", None) is not None:
-            self.close()
-
-    def _open(self) -> Any:
-        if self._pointer is None:
-            raise ValueError("the context is closed")
-        return self._pointer
 
     @property
     def info(self) -> ContextInfo:
@@ -110,8 +95,10 @@ class Context:
         return Sequence(self, pointer[0])
 
 
-class Sequence:
+class Sequence(Handle):
     """Made by Context.sequence(), Context.load() and fork()."""
+
+    _kind = "sequence"
 
     def __init__(self, context: Context, pointer: Any) -> None:
         self.context = context
@@ -124,21 +111,9 @@ class Sequence:
             lib.kvasir_seq_destroy(self._pointer)
         self._pointer = None
 
-    def __enter__(self) -> Sequence:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 where: TracebackType | None) -> None:
-        self.close()
-
     def __del__(self) -> None:
-        if getattr(self, "_pointer", None) is not None and self.context._pointer is not None:
-            self.close()
-
-    def _open(self) -> Any:
-        if self._pointer is None:
-            raise ValueError("the sequence is closed")
-        return self._pointer
+        if self._pointer is not None and self.context._pointer is not None:
+            self.close()  # else the context has closed it
 
     def __len__(self) -> int:
         return int(lib.kvasir_seq_length(self._open()))

@@ -127,3 +127,27 @@ class Decoder:
         if self._n[0] == 0:
             return ""
         return bytes(ffi.buffer(self._text[0], self._n[0])).decode("utf-8")
+
+
+class Stop:
+    """Ends a text before the first of some stop texts; holds back what may begin one."""
+
+    def __init__(self, texts: Items[str]) -> None:
+        kept = [ffi.new("char[]", text.encode("utf-8")) for text in texts]
+        pointer, error = ffi.new("kvasir_stop **"), new_error()
+        check(lib.kvasir_stop_create(ffi.new("char *[]", kept), len(kept), pointer, error), error)
+        self._pointer = ffi.gc(pointer[0], lib.kvasir_stop_destroy)
+        self._n = ffi.new("size_t *")
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """What became certain, and whether the text ends there."""
+        data = text.encode("utf-8")
+        out = ffi.new("char[]", lib.kvasir_stop_hold(self._pointer) + len(data) + 1)
+        more = lib.kvasir_stop_push(self._pointer, data, len(data), out, self._n)
+        return bytes(ffi.buffer(out, self._n[0])).decode("utf-8"), not more
+
+    def finish(self) -> str:
+        """The end of the text: what was held back, up to a stop text."""
+        out = ffi.new("char[]", lib.kvasir_stop_hold(self._pointer) + 1)
+        lib.kvasir_stop_finish(self._pointer, out, self._n)
+        return bytes(ffi.buffer(out, self._n[0])).decode("utf-8")

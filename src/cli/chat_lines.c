@@ -19,7 +19,6 @@
 #include <locale.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <wchar.h>
 
@@ -36,18 +35,6 @@ struct editor {
 
 /* ---- the history's file ---------------------------------------------------------------------- */
 
-/* Makes the folders of a path that are missing. */
-static bool make_folders(char *path) {
-    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = 0;
-        bool good = mkdir(path, 0700) == 0 || errno == EEXIST;
-        *slash = '/';
-        if (!good)
-            return false;
-    }
-    return true;
-}
-
 /* A variable that names a folder, which the XDG specification wants to be absolute. */
 static const char *folder_of(const char *variable) {
     const char *folder = getenv(variable);
@@ -56,6 +43,7 @@ static const char *folder_of(const char *variable) {
 
 static int open_history(const struct command *c, struct editor *e) {
     HistEvent event;
+    kvasir_error err;
     e->history = history_init();
     if (!e->history || history(e->history, &event, H_SETSIZE, HISTORY_LINES) < 0 ||
         history(e->history, &event, H_SETUNIQUE, 1) < 0)
@@ -65,14 +53,16 @@ static int open_history(const struct command *c, struct editor *e) {
     if (!folder)
         return EXIT_GOOD;
     if (!text_puts(&e->path, folder) || (!state && !text_puts(&e->path, "/.local/state")) ||
-        !text_puts(&e->path, "/kvasir/history"))
+        !text_puts(&e->path, "/kvasir"))
         return run_error(c, "out of memory for the history");
-    if (!make_folders(e->path.data)) {
-        fprintf(stderr, "note:   no history: %s: %s\n", e->path.data, strerror(errno));
+    if (folder_make_all(e->path.data, 0700, &err) != KVASIR_OK) {
+        fprintf(stderr, "note:   no history: %s\n", err.text);
         text_free(&e->path);
-    } else {
-        history(e->history, &event, H_LOAD, e->path.data); /* none yet is fine */
+        return EXIT_GOOD;
     }
+    if (!text_puts(&e->path, "/history"))
+        return run_error(c, "out of memory for the history");
+    history(e->history, &event, H_LOAD, e->path.data); /* none yet is fine */
     return EXIT_GOOD;
 }
 

@@ -340,35 +340,16 @@ static void remote_close(void *self) {
     sampling_free(&r->sampling);
     chat_free(&r->chat);
     free(r->model);
-    free(r->base);
+    mem_free(r->base);
     free(r);
 }
 
-/* A URL may be given with or without /v1. */
 static int take_url(struct remote *r) {
     const char *url = r->o->url;
-    size_t n = strlen(url);
     if (strncmp(url, "http://", 7) != 0 && strncmp(url, "https://", 8) != 0)
         return usage_error(r->c, "--url: \"%.80s\" begins with neither http:// nor https://", url);
-    while (n && url[n - 1] == '/')
-        n--;
-    if (n > 3 && memcmp(url + n - 3, "/v1", 3) == 0)
-        n -= 3;
-    r->base = strndup(url, n);
+    r->base = remote_base(url);
     return r->base ? EXIT_GOOD : run_error(r->c, "out of memory");
-}
-
-static int make_headers(struct remote *r) {
-    struct text_buf key = {0};
-    const char *secret = r->o->api_key;
-    if (secret && (!*secret || strpbrk(secret, "\r\n")))
-        return usage_error(r->c, "--api-key: is empty or holds a line end");
-    bool good = (r->headers = curl_slist_append(NULL, "Content-Type: application/json")) != NULL;
-    if (secret)
-        good = good && text_puts(&key, "Authorization: Bearer ") && text_puts(&key, secret) &&
-               curl_slist_append(r->headers, key.data);
-    text_free(&key);
-    return good ? EXIT_GOOD : run_error(r->c, "out of memory");
 }
 
 /* The model of -m, or the first one of the server. */
@@ -406,7 +387,7 @@ int chat_remote_open(const struct command *c, const struct chat_options *o,
     *out = (struct chat_source){r, remote_answer, remote_print_stats, remote_close};
     int code = take_url(r);
     if (!code)
-        code = make_headers(r);
+        code = remote_headers(c, o->api_key, &r->headers);
     if (!code)
         code = sampling_read(c, &o->sampling, &r->sampling);
     if (!code)

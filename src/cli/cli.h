@@ -19,6 +19,7 @@
  *   sampling.c, rerank_form.c  flags of sampling, and of reranking
  *   models.c    pull, list, show, rm; model_names.c: -m with the name of a model
  *   exactness.c, exactness_client.c  a server's answers, cold and warm, with a header of their own
+ *   remote.c    URL and key of a server that is asked
  *   results.c   a batch's file of results, which a later run continues
  *   stream.c    writes the answer: stop texts, whole writes
  *   interrupt.c Ctrl-C
@@ -373,6 +374,13 @@ void warn_prompt_cache(const kvasir_prompt_cache *cache, const char *path,
                        const kvasir_context_info *info);
 /* The JSON keys of the same facts. */
 void put_context_facts(json_t *object, const kvasir_context_info *info);
+
+/* remote.c: a server's URL, given with or without /v1, up to where /v1 begins; mem_free. NULL: out
+ * of memory. And the headers of requests of JSON to it: curl_slist_free_all, also after an
+ * error. */
+char *remote_base(const char *url);
+struct curl_slist;
+int remote_headers(const struct command *c, const char *api_key, struct curl_slist **out);
 
 /* model_names.c: -m. Of a name that is no path, the path of the model that was pulled under it; an
  * error says how to get it. The path lives until the process ends. */

@@ -385,7 +385,7 @@ static int read_args(struct run *r) {
                                       .request_seconds = (double)a->request_seconds,
                                       .completions = completions,
                                       .max_tokens = a->max_tokens};
-    return EXIT_GOOD;
+    return exact_server_open(&r->server);
 }
 
 static int run_cases(struct run *r) {
@@ -421,7 +421,7 @@ int exactness_main(int argc, char **argv) {
     code = read_args(r);
     if (!code)
         code = run_cases(r);
-    exact_server_stop(&r->server);
+    exact_server_close(&r->server);
     for (size_t i = 0; i < r->n_results; i++)
         different = different || r->results[i].first.some;
     if (!code && a.json)

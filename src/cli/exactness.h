@@ -32,8 +32,13 @@ struct exact_server {
     bool completions; /* /v1/completions instead of /v1/chat/completions */
     uint32_t max_tokens;
     char found_model[MODEL_NAME_BYTES];
+    char *base; /* the URL up to where /v1 begins */
+    struct curl_slist *headers;
     int pid; /* of the process group that was started; 0: none */
 };
+/* Reads url and api_key; close ends the server, too, whatever open returned. */
+int exact_server_open(struct exact_server *s);
+void exact_server_close(struct exact_server *s);
 /* Starts it, or starts it anew, and waits until it lists its models. */
 int exact_server_start(struct exact_server *s);
 void exact_server_stop(struct exact_server *s);

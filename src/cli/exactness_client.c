@@ -41,19 +41,14 @@ static size_t on_body(char *data, size_t size, size_t n, void *user) {
 }
 
 static bool call_open(const struct exact_server *s, struct call *call, const char *path,
-                      struct curl_slist *headers, double seconds) {
-    size_t n = strlen(s->url);
-    while (n && s->url[n - 1] == '/')
-        n--;
-    if (n > 3 && strncmp(s->url + n - 3, "/v1", 3) == 0) /* as clients are given it */
-        n -= 3;
-    snprintf(call->url, sizeof call->url, "%.*s%s", (int)min_size(n, 900), s->url, path);
+                      double seconds) {
+    snprintf(call->url, sizeof call->url, "%.900s%s", s->base, path);
     CURL *h = call->curl = curl_easy_init();
     if (!h)
         return false;
     curl_easy_setopt(h, CURLOPT_URL, call->url);
     curl_easy_setopt(h, CURLOPT_PROTOCOLS_STR, "http,https");
-    curl_easy_setopt(h, CURLOPT_HTTPHEADER, headers);
+    curl_easy_setopt(h, CURLOPT_HTTPHEADER, s->headers);
     if (call->body)
         curl_easy_setopt(h, CURLOPT_POSTFIELDS, call->body);
     curl_easy_setopt(h, CURLOPT_CONNECTTIMEOUT, 10L);
@@ -70,18 +65,6 @@ static void call_close(struct call *call) {
     curl_easy_cleanup(call->curl);
     free(call->body);
     text_free(&call->in);
-}
-
-/* False: out of memory. */
-static bool make_headers(const struct exact_server *s, struct curl_slist **out) {
-    char line[1024];
-    *out = curl_slist_append(NULL, "Content-Type: application/json");
-    if (!*out || !s->api_key)
-        return *out != NULL;
-    snprintf(line, sizeof line, "Authorization: Bearer %s", s->api_key);
-    struct curl_slist *more = curl_slist_append(*out, line);
-    *out = more ? more : *out;
-    return more != NULL;
 }
 
 /* Runs all calls at once; false: interrupted. */
@@ -153,19 +136,29 @@ static int launch(struct exact_server *s) {
 /* The model's name from /v1/models. */
 static bool lists_models(struct exact_server *s) {
     struct call call = {0};
-    struct curl_slist *headers = NULL;
     json_t *body = NULL;
-    bool good = make_headers(s, &headers) && call_open(s, &call, "/v1/models", headers, 10);
-    good = good && run_calls(&call, 1) && !call.result && call.status == 200 &&
-           json_load_request(call.in.data, call.in.len, 0, &body, NULL) == KVASIR_OK;
+    bool good = call_open(s, &call, "/v1/models", 10) && run_calls(&call, 1) && !call.result &&
+                call.status == 200 &&
+                json_load_request(call.in.data, call.in.len, 0, &body, NULL) == KVASIR_OK;
     const json_t *first = json_array_get(json_object_get(body, "data"), 0);
     const char *name = json_string_value(json_object_get(first, "id"));
     if (good)
         snprintf(s->found_model, sizeof s->found_model, "%s", name ? name : "");
     json_decref(body);
-    curl_slist_free_all(headers);
     call_close(&call);
     return good;
+}
+
+int exact_server_open(struct exact_server *s) {
+    s->base = remote_base(s->url);
+    return s->base ? remote_headers(s->c, s->api_key, &s->headers)
+                   : run_error(s->c, "out of memory");
+}
+
+void exact_server_close(struct exact_server *s) {
+    exact_server_stop(s);
+    curl_slist_free_all(s->headers);
+    mem_free(s->base);
 }
 
 int exact_server_start(struct exact_server *s) {
@@ -280,16 +273,15 @@ static int take_answer(const struct exact_server *s, const struct call *call,
 
 int exact_ask(const struct exact_server *s, const char *const *prompts, size_t n,
               struct exact_answer *answers) {
-    struct curl_slist *headers = NULL;
     struct call *calls = calloc(n, sizeof *calls);
-    bool memory = calls && make_headers(s, &headers);
+    bool memory = calls != NULL;
     size_t made = 0;
     for (; memory && made < n; made++) {
         calls[made].body = request_body(s, prompts[made]);
         memory =
             calls[made].body &&
             call_open(s, &calls[made], s->completions ? "/v1/completions" : "/v1/chat/completions",
-                      headers, s->request_seconds);
+                      s->request_seconds);
     }
     int code = memory ? EXIT_GOOD : run_error(s->c, "out of memory");
     if (!code && !run_calls(calls, n))
@@ -298,7 +290,6 @@ int exact_ask(const struct exact_server *s, const char *const *prompts, size_t n
         code = take_answer(s, &calls[i], &answers[i]);
     for (size_t i = 0; i < made; i++)
         call_close(&calls[i]);
-    curl_slist_free_all(headers);
     free(calls);
     return code;
 }

@@ -35,17 +35,6 @@ static bool ends_with(const char *name, const char *end) {
     return n > m && strcmp(name + n - m, end) == 0;
 }
 
-/* "-00002-of-00005" at the end of the n bytes: the part's number; 0: it is not one of several. */
-static unsigned part_of(const char *name, size_t n) {
-    enum { PART = sizeof "-00001-of-00002" - 1 };
-    unsigned part, all;
-    int used = 0;
-    if (n <= PART || sscanf(name + n - PART, "-%5u-of-%5u%n", &part, &all, &used) != 2 ||
-        used != PART)
-        return 0;
-    return part;
-}
-
 /* A path's last part without ".gguf" and the number of a part. mem_free. */
 static char *name_of(const char *path) {
     char base[MODEL_NAME_BYTES];
@@ -53,8 +42,8 @@ static char *name_of(const char *path) {
     size_t n = strlen(base);
     if (ends_with(base, SUFFIX))
         n -= sizeof SUFFIX - 1;
-    if (part_of(base, n))
-        n -= sizeof "-00001-of-00002" - 1;
+    if (hub_part_number(base, n))
+        n -= HUB_PART_BYTES;
     return mem_strndup(base, n);
 }
 
@@ -118,7 +107,7 @@ static bool is_model(const char *folder, const char *name, char path[PATH_MAX]) 
     if (file_is_dir(path))
         return is_file(config);
     return is_file(path) && ends_with(name, SUFFIX) &&
-           part_of(name, strlen(name) - (sizeof SUFFIX - 1)) <= 1;
+           hub_part_number(name, strlen(name) - (sizeof SUFFIX - 1)) <= 1;
 }
 
 static int by_name(const void *a, const void *b) {

@@ -59,6 +59,11 @@ kvasir_status hub_find(const struct hub *h, const struct hub_name *name, char pa
 kvasir_status hub_pull(const struct hub *h, const struct hub_name *name, bool verify,
                        char path[HUB_PATH_MAX], kvasir_error *err) MUST_CHECK;
 
+/* "-00002-of-00005" at the end of a name of n bytes, which is without ".gguf": the part's number;
+ * 0: it is not one of several. */
+enum { HUB_PART_BYTES = sizeof "-00001-of-00002" - 1 };
+unsigned hub_part_number(const char *name, size_t n);
+
 struct hub_model {
     char name[HUB_TEXT_MAX]; /* hub_name.text */
     char path[HUB_PATH_MAX];

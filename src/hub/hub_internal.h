@@ -21,8 +21,6 @@ char *hub_escape_path(const char *path) MUST_CHECK;
 /* dir/name, or an error if that is too long. */
 kvasir_status hub_join(char out[HUB_PATH_MAX], const char *dir, const char *name,
                        kvasir_error *err) MUST_CHECK;
-/* Makes a folder and those above it. */
-kvasir_status hub_make_folders(const char *path, kvasir_error *err) MUST_CHECK;
 /* KVASIR_ERR_IO with the numbers if the file system of `dir` has too little room. */
 kvasir_status hub_check_room(const char *dir, uint64_t bytes, kvasir_error *err) MUST_CHECK;
 /* The lower-case digits of a file's sha256. */

@@ -90,6 +90,16 @@ bool hub_ends_with(const char *text, const char *end) {
     return n >= m && strcasecmp(text + n - m, end) == 0;
 }
 
+unsigned hub_part_number(const char *name, size_t n) {
+    unsigned part, all;
+    int used = 0;
+    if (n <= HUB_PART_BYTES ||
+        sscanf(name + n - HUB_PART_BYTES, "-%5u-of-%5u%n", &part, &all, &used) != 2 ||
+        used != HUB_PART_BYTES)
+        return 0;
+    return part;
+}
+
 char *hub_escape_path(const char *path) {
     struct text_buf out = {0};
     bool good = text_puts(&out, "");

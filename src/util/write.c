@@ -191,6 +191,22 @@ void file_replace_abandon(struct file_replacer *r) {
 
 /* ---- folders --------------------------------------------------------------------------------- */
 
+kvasir_status folder_make_all(const char *path, unsigned mode, kvasir_error *err) {
+    char at[WRITE_PATH_MAX];
+    if (snprintf(at, sizeof at, "%s", path) >= (int)sizeof at)
+        return fail(err, KVASIR_ERR_ARGUMENT, "%.200s: the path is too long", path);
+    for (char *slash = at; slash; *slash = '/') {
+        slash = strchr(slash + 1, '/');
+        if (slash)
+            *slash = 0;
+        if (mkdir(at, mode) != 0 && errno != EEXIST)
+            return fail(err, KVASIR_ERR_IO, "%s: cannot make the folder: %s", at, strerror(errno));
+        if (!slash)
+            break;
+    }
+    return KVASIR_OK;
+}
+
 kvasir_status folder_begin(struct folder_writer *w, const char *path, kvasir_error *err) {
     *w = (struct folder_writer){{0}, {0}};
     size_t len = strlen(path);

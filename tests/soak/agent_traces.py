@@ -331,14 +331,20 @@ def run_trace(server, name, hybrid, turns, size):
     return totals, requests, max(len(s) for s, _ in seen)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+def arguments(doc):
+    """A parser of what all programs over these traces take."""
+    parser = argparse.ArgumentParser(description=doc.split("\n\n", 1)[0])
     parser.add_argument("kvasir")
     parser.add_argument("shared")
     parser.add_argument("--tokens", type=int, default=30000)
     parser.add_argument("--turns", type=int, default=50)
-    parser.add_argument("--limit", type=float, default=1.03)
     parser.add_argument("--traces", default=",".join(traces()))
+    return parser
+
+
+def main():
+    parser = arguments(__doc__)
+    parser.add_argument("--limit", type=float, default=1.03)
     parser.add_argument("--models", default="llama,qwen3_next,lfm2")
     o = parser.parse_args()
     failed = False
