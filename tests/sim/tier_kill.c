@@ -101,7 +101,9 @@ static void check(struct world *w, struct expected *e) {
     kvasir_error err;
     struct tier_folder_walk walk = {
         .dir = w->dir, .payloads = true, .item = on_item, .user = &damaged};
-    assert_int_equal(tier_folder_walk(&walk, &err), KVASIR_OK);
+    /* a child killed at once has not made the folder yet */
+    if (e->next > 0 || access(w->dir, F_OK) == 0)
+        assert_int_equal(tier_folder_walk(&walk, &err), KVASIR_OK);
     assert_int_equal(damaged, 0);
     world_open(w);
     const uint32_t from = e->next > 4 * SURE ? e->next - 4 * SURE : 0;
