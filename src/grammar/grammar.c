@@ -176,7 +176,7 @@ static bool push_bytes(struct grammar_place *p, struct text_span bytes, size_t *
 }
 
 /* The only byte that can come in *state; -1: there are several, or the text may end; -2: out of
- * memory. */
+ * memory. (Also -1 in a dead end, which there should not be: grammar_allow then fails.) */
 static int only_byte(struct machine *m, uint32_t *state) {
     int only = -1;
     if (m->states[*state].end != GRAMMAR_OPEN)
@@ -191,7 +191,6 @@ static int only_byte(struct machine *m, uint32_t *state) {
             return -1;
         only = (int)byte;
     }
-    ASSERT(only >= 0); /* there are no dead ends */
     return only;
 }
 

@@ -10,8 +10,9 @@
  * of one value: all of them hold. Its *branches* are its normal form: it holds if one of them does,
  * and each is of one type and has no combinators left, only what may be said member by member,
  * item by item and character by character. Goals of members and items stay goals, so that recursion
- * is natural. A goal that no value meets is *dead*; branches that need a dead one are dropped, so
- * there are no dead ends.
+ * is natural. The *height* of a goal is how many containers in each other a value needs that meets
+ * it; a goal that no value meets within SCHEMA_LEVELS_MAX is *dead*. Where a value does not have so
+ * many levels left, the goal counts as dead (schema_room.c), so there are no dead ends.
  */
 #ifndef KVASIR_GRAMMAR_SCHEMA_H
 #define KVASIR_GRAMMAR_SCHEMA_H
@@ -38,6 +39,7 @@ enum {
     SCHEMA_UNBOUNDED = UINT32_MAX,
     SCHEMA_COUNTED_MAX = 3, /* constraints that count members or items */
     SCHEMA_LEVELS_MAX = 64,
+    SCHEMA_DEAD = UINT16_MAX, /* a height */
     SCHEMA_BLANKS_MAX = 64,
 };
 
@@ -108,7 +110,7 @@ struct schema_goal {
     enum { GOAL_NEW, GOAL_OPEN, GOAL_DONE } state; /* of its branches */
     struct schema_branch *branches;
     uint32_t n_branches;
-    bool alive;
+    uint16_t height; /* the least of its branches */
 };
 struct schema_compiler {
     struct grammar_budget *b;
@@ -240,7 +242,8 @@ uint32_t *schema_item_values(struct schema_compiler *c, const struct schema_bran
 /* A goal of one item or member, which then counts for the constraints of a set of bits; of an array
  * whose items are all different, the goal of one value, and its number. */
 struct schema_choice {
-    uint32_t goal, counts;
+    uint32_t goal;
+    uint16_t counts, height; /* the goal's */
 };
 struct schema_choices {
     struct schema_choice *all; /* only those that can be met */
@@ -252,9 +255,10 @@ struct schema_plan {
     struct schema_choices *named, *classes; /* none: no such member */
     struct schema_choices *prefix, rest;    /* of items */
     uint32_t max;                           /* items, at most, that can be met */
-    uint32_t words;                         /* bits of `named`, or of `rest` if unique, in 64s */
-    bool unique;                            /* each choice of `rest` may come once */
-    uint32_t id;                            /* of its strings, for keys of the machine */
+    uint16_t height;
+    uint32_t words; /* bits of `named`, or of `rest` if unique, in 64s */
+    bool unique;    /* each choice of `rest` may come once */
+    uint32_t id;    /* of its strings, for keys of the machine */
 };
 struct schema {
     struct recognizer base; /* first */
@@ -266,6 +270,24 @@ struct schema {
     uint32_t root;
     size_t bytes;
 };
+
+/* ---- schema_room.c --------------------------------------------------------------------------- */
+
+/* A container that is open: what it has so far. */
+struct schema_room {
+    const struct schema_plan *plan;
+    uint32_t reach;                       /* levels left within it: goals that need more are dead */
+    uint32_t count;                       /* members or items */
+    uint32_t counted[SCHEMA_COUNTED_MAX]; /* of them, for each constraint */
+    const uint8_t *seen;                  /* bits of names that it has; NULL: none */
+    uint32_t name;                        /* one more that it has, or SCHEMA_UNBOUNDED */
+};
+/* Whether it can be completed. Of its choices, heights are set. */
+bool schema_has_room(const struct schema_room *r);
+/* How many items an array can have with so many levels left within it. */
+uint32_t schema_items_max(const struct schema_plan *p, uint32_t reach);
+/* Whether its constraints count so little that schema_has_room can tell. */
+bool schema_counts_are_few(const struct schema_branch *b);
 
 /* schema_state.c */
 extern const struct recognizer_ops SCHEMA_OPS;

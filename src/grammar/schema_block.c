@@ -140,18 +140,6 @@ bool write_closed(struct writing *w, const struct thread *from) {
 
 /* ---- room ------------------------------------------------------------------------------------ */
 
-/* Whether one more that counts like this leaves room for what is still needed, `after` it. */
-bool counts_fit(const struct thread *t, uint32_t counts, uint32_t after) {
-    const struct schema_branch *b = &t->plan->branch;
-    for (uint32_t k = 0; k < b->n_counted; k++) {
-        const uint32_t have = t->top.counted[k] + (counts >> k & 1);
-        if (have > b->counted[k].max ||
-            (have < b->counted[k].min && b->counted[k].min - have > after))
-            return false;
-    }
-    return true;
-}
-
 uint32_t missing(const struct thread *t, uint32_t without) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < t->plan->branch.n_named; i++)
@@ -159,25 +147,40 @@ uint32_t missing(const struct thread *t, uint32_t without) {
     return n;
 }
 
-/* How many members there may be after the next one, and still all that are required; false: the
- * next one is one too many. */
-bool members_after(const struct thread *t, uint32_t named, uint32_t *after) {
+/* For a container whose members or items do not count: it was opened only where it could be
+ * completed, so that a member is too many only if it takes the place of one that is required. */
+static bool number_fits(const struct thread *t, uint32_t named) {
     const struct schema_branch *b = &t->plan->branch;
-    if (b->max == SCHEMA_UNBOUNDED) {
-        *after = SCHEMA_UNBOUNDED;
-        return true;
+    return b->type == SCHEMA_ARRAY || b->max == SCHEMA_UNBOUNDED ||
+           (uint64_t)t->top.count + 1 + missing(t, named) <= b->max;
+}
+
+bool choice_fits(const struct thread *t, const struct schema_choice *choice, uint32_t named) {
+    const struct schema_branch *b = &t->plan->branch;
+    struct schema_room r = {.plan = t->plan,
+                            .reach = SCHEMA_LEVELS_MAX - t->head.levels,
+                            .count = t->top.count + 1,
+                            .seen = (const uint8_t *)seen_of(t),
+                            .name = named};
+    ASSERT(t->head.levels <= SCHEMA_LEVELS_MAX);
+    if (choice->height > r.reach)
+        return false;
+    if (b->n_counted == 0)
+        return number_fits(t, named);
+    for (uint32_t k = 0; k < b->n_counted; k++) {
+        const struct schema_counted *c = &b->counted[k];
+        r.counted[k] = t->top.counted[k] + (choice->counts >> k & 1u);
+        if (r.counted[k] > c->max)
+            return false;
+        if (c->max == SCHEMA_UNBOUNDED)
+            r.counted[k] = min_u32(r.counted[k], c->min);
     }
-    const uint32_t need = t->top.count + 1 + missing(t, named);
-    *after = b->max - t->top.count - 1;
-    return need <= b->max;
+    return schema_has_room(&r);
 }
 
 bool fits(const struct thread *t, const struct schema_choices *choices, uint32_t named) {
-    uint32_t after;
-    if (!choices->n || !members_after(t, named, &after))
-        return false;
     for (uint32_t i = 0; i < choices->n; i++)
-        if (counts_fit(t, choices->all[i].counts, after))
+        if (choice_fits(t, &choices->all[i], named))
             return true;
     return false;
 }

@@ -82,7 +82,7 @@ static bool choices(struct closure *c, const struct schema_branch *b, uint32_t g
         if (!choice_goal(s, b, goal, eligible, counts, &one) || !reach(c, one))
             return false;
         if (one != GOAL_NONE)
-            out->all[out->n++] = (struct schema_choice){one, counts};
+            out->all[out->n++] = (struct schema_choice){one, (uint16_t)counts, SCHEMA_DEAD};
     }
     return true;
 }
@@ -172,7 +172,7 @@ static bool plan_unique(struct closure *c, struct schema_plan *p) {
     if (!all)
         return false;
     for (uint32_t i = 0; i < n; i++) {
-        all[i] = (struct schema_choice){goals[i], i};
+        all[i] = (struct schema_choice){goals[i], (uint16_t)i, SCHEMA_DEAD};
         if (!reach(c, goals[i]))
             return false;
     }
@@ -207,10 +207,14 @@ static bool add_plans(struct closure *c, uint32_t goal) {
         return false;
     const struct schema_goal g = s->goals[goal];
     for (uint32_t i = 0; i < g.n_branches; i++) {
-        struct schema_plan p = {.branch = g.branches[i], .id = (uint32_t)c->n_plans};
+        struct schema_plan p = {
+            .branch = g.branches[i], .id = (uint32_t)c->n_plans, .height = SCHEMA_DEAD};
         if ((p.branch.type == SCHEMA_OBJECT && !plan_object(c, &p)) ||
             (p.branch.type == SCHEMA_ARRAY && !plan_array(c, &p)))
             return false;
+        if (!schema_counts_are_few(&p.branch))
+            return schema_fail(s, KVASIR_ERR_UNSUPPORTED, s->root, "",
+                               "counts too many members or items that meet a schema");
         if (!budget_take(s->b, 8, sizeof p)) {
             s->status = grammar_too_large(s->err, "#");
             return false;
@@ -224,117 +228,61 @@ static bool add_plans(struct closure *c, uint32_t goal) {
 
 /* ---- what can be met ------------------------------------------------------------------------- */
 
-/* Bits of the constraints that some choice that can be met counts for; *any: there is a choice. */
-static uint32_t counted_by(const struct schema_compiler *c, const struct schema_choices *choices,
-                           bool *any) {
-    uint32_t bits = 0;
-    *any = false;
+static void set_heights(const struct schema_compiler *c, struct schema_choices *choices) {
     for (uint32_t i = 0; i < choices->n; i++)
-        if (c->goals[choices->all[i].goal].alive) {
-            bits |= choices->all[i].counts;
-            *any = true;
-        }
-    return bits;
+        choices->all[i].height = c->goals[choices->all[i].goal].height;
 }
 
-/* Adds one place, or any number of them, to how often each constraint can be met. */
-static void count_place(const struct schema_branch *b, uint32_t bits, uint32_t places,
-                        uint32_t could[SCHEMA_COUNTED_MAX]) {
-    for (uint32_t k = 0; k < b->n_counted; k++)
-        if (bits >> k & 1)
-            could[k] = places == SCHEMA_UNBOUNDED || could[k] == SCHEMA_UNBOUNDED
-                           ? SCHEMA_UNBOUNDED
-                           : could[k] + places;
+/* Whether the plan can be met with goals of lower heights alone. */
+static bool can_be_met(struct schema_compiler *c, struct schema_plan *p, uint16_t height) {
+    if (p->branch.type != SCHEMA_ARRAY && p->branch.type != SCHEMA_OBJECT)
+        return true;
+    for (uint32_t i = 0; p->named && i < p->branch.n_named; i++)
+        set_heights(c, &p->named[i]);
+    for (uint32_t i = 0; p->classes && i < p->branch.n_classes; i++)
+        set_heights(c, &p->classes[i]);
+    for (uint32_t i = 0; p->prefix && i < p->branch.n_prefix; i++)
+        set_heights(c, &p->prefix[i]);
+    set_heights(c, &p->rest);
+    return height > 0 && schema_has_room(&(struct schema_room){
+                             .plan = p, .reach = height - 1u, .name = SCHEMA_UNBOUNDED});
 }
 
-static bool all_counted(const struct schema_branch *b, const uint32_t could[SCHEMA_COUNTED_MAX]) {
-    for (uint32_t k = 0; k < b->n_counted; k++)
-        if (could[k] < b->counted[k].min || b->counted[k].min > b->max)
-            return false;
-    return true;
+static uint64_t steps_of(const struct schema_branch *b) {
+    const uint64_t places = (uint64_t)b->n_named + b->n_classes + b->n_prefix;
+    return 1 + places / 4 + (b->n_counted ? 100 + 10 * places : 0);
 }
 
-static bool object_alive(const struct schema_compiler *c, const struct schema_plan *p) {
-    const struct schema_branch *b = &p->branch;
-    uint32_t could[SCHEMA_COUNTED_MAX] = {0}, required = 0, possible = 0;
-    bool any, open = false;
-    for (uint32_t i = 0; i < b->n_named; i++) {
-        count_place(b, counted_by(c, &p->named[i], &any), 1, could);
-        if (b->named[i].required && !any)
-            return false;
-        required += b->named[i].required;
-        possible += any;
-    }
-    for (uint32_t i = 0; i < b->n_classes; i++) {
-        count_place(b, counted_by(c, &p->classes[i], &any), SCHEMA_UNBOUNDED, could);
-        open |= any;
-    }
-    return required <= b->max && (open || possible >= b->min) && all_counted(b, could);
-}
-
-static uint32_t count_alive(const struct schema_compiler *c, const struct schema_choices *choices) {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < choices->n; i++)
-        n += c->goals[choices->all[i].goal].alive;
-    return n;
-}
-
-static bool array_alive(const struct schema_compiler *c, struct schema_plan *p) {
-    const struct schema_branch *b = &p->branch;
-    uint32_t could[SCHEMA_COUNTED_MAX] = {0};
-    bool any = true;
-    p->max = b->max;
-    if (p->unique) {
-        p->max = min_u32(b->max, count_alive(c, &p->rest));
-        return b->min <= p->max;
-    }
-    for (uint32_t i = 0; i < b->n_prefix && i < p->max; i++) {
-        const uint32_t bits = counted_by(c, &p->prefix[i], &any);
-        if (!any)
-            p->max = i;
-        else
-            count_place(b, bits, 1, could);
-    }
-    if (p->max > b->n_prefix) {
-        const uint32_t bits = counted_by(c, &p->rest, &any);
-        if (!any)
-            p->max = b->n_prefix;
-        else
-            count_place(b, bits,
-                        p->max == SCHEMA_UNBOUNDED ? SCHEMA_UNBOUNDED : p->max - b->n_prefix,
-                        could);
-    }
-    return b->min <= p->max && all_counted(b, could);
-}
-
-static bool plan_alive(const struct schema_compiler *c, struct schema_plan *p) {
-    return p->branch.type == SCHEMA_OBJECT  ? object_alive(c, p)
-           : p->branch.type == SCHEMA_ARRAY ? array_alive(c, p)
-                                            : true;
-}
-
-/* Goals are dead until a branch of theirs needs dead ones no longer. */
-static bool find_alive(struct closure *c) {
+/* The height of each goal's plans, and so its own: those of height 0 first, then what needs no
+ * others, and so on. */
+static bool find_heights(struct closure *c) {
     struct schema_compiler *s = &c->s->c;
-    for (bool changed = true; changed;) {
+    bool changed = true;
+    for (uint16_t height = 0; height <= SCHEMA_LEVELS_MAX && (changed || height < 2); height++) {
         changed = false;
         for (size_t i = 0; i < c->n; i++) {
             struct schema_goal *g = &s->goals[c->queue[i]];
             const struct schema_range r = c->s->goals[c->queue[i]];
-            if (!schema_take(s, r.n + 1))
-                return false;
-            for (uint32_t k = r.first; !g->alive && k < r.first + r.n; k++)
-                if (plan_alive(s, &c->s->plans[k]))
-                    g->alive = changed = true;
+            for (uint32_t k = r.first; k < r.first + r.n; k++) {
+                struct schema_plan *p = &c->s->plans[k];
+                if (!schema_take(s, steps_of(&p->branch)))
+                    return false;
+                if (p->height != SCHEMA_DEAD || !can_be_met(s, p, height))
+                    continue;
+                p->height = height;
+                changed = true;
+                if (g->height == SCHEMA_DEAD)
+                    g->height = height;
+            }
         }
     }
     return true;
 }
 
-static void keep_alive(const struct schema_compiler *c, struct schema_choices *choices) {
+static void keep_alive(struct schema_choices *choices) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < choices->n; i++)
-        if (c->goals[choices->all[i].goal].alive)
+        if (choices->all[i].height != SCHEMA_DEAD)
             choices->all[n++] = choices->all[i];
     choices->n = n;
 }
@@ -347,15 +295,17 @@ static void prune(struct closure *c) {
         uint32_t n = 0;
         for (uint32_t k = r->first; k < r->first + r->n; k++) {
             struct schema_plan p = s->plans[k];
-            if (!plan_alive(&s->c, &p))
+            if (p.height == SCHEMA_DEAD)
                 continue;
+            (void)can_be_met(&s->c, &p, SCHEMA_LEVELS_MAX); /* sets heights */
             for (uint32_t j = 0; p.named && j < p.branch.n_named; j++)
-                keep_alive(&s->c, &p.named[j]);
+                keep_alive(&p.named[j]);
             for (uint32_t j = 0; p.classes && j < p.branch.n_classes; j++)
-                keep_alive(&s->c, &p.classes[j]);
+                keep_alive(&p.classes[j]);
             for (uint32_t j = 0; p.prefix && j < p.branch.n_prefix; j++)
-                keep_alive(&s->c, &p.prefix[j]);
-            keep_alive(&s->c, &p.rest);
+                keep_alive(&p.prefix[j]);
+            keep_alive(&p.rest);
+            p.max = p.branch.type == SCHEMA_ARRAY ? schema_items_max(&p, SCHEMA_LEVELS_MAX) : 0;
             s->plans[r->first + n++] = p;
         }
         r->n = n;
@@ -382,11 +332,11 @@ static bool explore(struct closure *c) {
         memset(s->goals + before, 0, (cap - before) * sizeof *s->goals);
         s->goals[goal] = (struct schema_range){first, (uint32_t)c->n_plans - first};
     }
-    if (!find_alive(c))
+    if (!find_heights(c))
         return false;
     prune(c);
     ASSERT(root < s->c.n_goals);
-    if (root == GOAL_NONE || !s->c.goals[root].alive)
+    if (root == GOAL_NONE || s->c.goals[root].height == SCHEMA_DEAD)
         return schema_fail(&s->c, KVASIR_ERR_ARGUMENT, s->c.root, "", "no value meets this schema");
     s->root = root;
     s->bytes = c->n_plans * sizeof *s->plans + cap * sizeof *s->goals;

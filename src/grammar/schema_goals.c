@@ -97,7 +97,7 @@ static bool intern(struct schema_compiler *c, const uint32_t *literals, uint32_t
     if (n)
         memcpy(kept, literals, n * sizeof *kept);
     *out = (uint32_t)c->n_goals;
-    c->goals[c->n_goals++] = (struct schema_goal){.literals = kept, .n = n};
+    c->goals[c->n_goals++] = (struct schema_goal){.literals = kept, .n = n, .height = SCHEMA_DEAD};
     return add(c, &c->by_literals, hash_goal, *out);
 }
 
@@ -108,7 +108,7 @@ bool schema_goals_begin(struct schema_compiler *c) {
     if (!ARRAY_GROW(c->goals, c->goals_cap, 2u))
         return schema_no_memory(c);
     ASSERT(any == GOAL_ANY && c->n_goals == GOAL_NONE);
-    c->goals[c->n_goals++] = (struct schema_goal){.state = GOAL_DONE}; /* GOAL_NONE */
+    c->goals[c->n_goals++] = (struct schema_goal){.state = GOAL_DONE, .height = SCHEMA_DEAD};
     return add(c, &c->by_literals, hash_goal, GOAL_NONE);
 }
 

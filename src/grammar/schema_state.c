@@ -33,13 +33,9 @@ static const struct schema_choices *item_choices(const struct thread *t) {
     return t->top.count < p->branch.n_prefix ? &p->prefix[t->top.count] : &p->rest;
 }
 
-static uint32_t items_after(const struct thread *t) {
-    return t->plan->max == SCHEMA_UNBOUNDED ? SCHEMA_UNBOUNDED : t->plan->max - t->top.count - 1;
-}
-
 static bool item_fits(const struct thread *t, const struct schema_choice *choice) {
-    return t->plan->unique ? !is_seen(t, choice->counts)
-                           : counts_fit(t, choice->counts, items_after(t));
+    return (!t->plan->unique || !is_seen(t, choice->counts)) &&
+           choice_fits(t, choice, SCHEMA_UNBOUNDED);
 }
 
 static bool class_fits(const struct thread *t, uint32_t i) {
@@ -83,7 +79,7 @@ static bool begin_plan(struct writing *w, const struct thread *t, uint32_t plan,
     switch (p->branch.type) {
     case SCHEMA_OBJECT:
     case SCHEMA_ARRAY:
-        return t->head.levels >= SCHEMA_LEVELS_MAX || write_open(w, t, plan);
+        return t->head.levels + p->height > SCHEMA_LEVELS_MAX || write_open(w, t, plan);
     case SCHEMA_STRING:
         made.head.leaf = LEAF_STRING;
         made.head.at = language_start(p->branch.strings);
@@ -137,19 +133,16 @@ static bool begin_value(struct writing *w, const struct thread *t, enum schema_t
         return begin_goal(w, t, w->schema->root, type, byte);
     const struct schema_choices *choices = value_choices(t);
     const bool item = t->head.leaf == LEAF_NONE;
-    uint32_t after = 0;
-    if (!choices ||
-        (!item &&
-         !members_after(t, t->head.leaf == LEAF_NAMED ? t->head.plan : SCHEMA_UNBOUNDED, &after)))
-        return true;
-    for (uint32_t i = 0; i < choices->n; i++) {
+    const uint32_t named = t->head.leaf == LEAF_NAMED ? t->head.plan : SCHEMA_UNBOUNDED;
+    for (uint32_t i = 0; choices && i < choices->n; i++) {
         struct thread made = *t;
-        if (item ? !item_fits(t, &choices->all[i]) : !counts_fit(t, choices->all[i].counts, after))
+        const struct schema_choice *choice = &choices->all[i];
+        if (item ? !item_fits(t, choice) : !choice_fits(t, choice, named))
             continue;
-        made.top.pending = (uint16_t)choices->all[i].counts;
+        made.top.pending = choice->counts;
         made.head.leaf = LEAF_NONE;
         made.head.plan = 0;
-        if (!begin_goal(w, &made, choices->all[i].goal, type, byte))
+        if (!begin_goal(w, &made, choice->goal, type, byte))
             return false;
     }
     return true;

@@ -95,11 +95,9 @@ bool write_closed(struct writing *w, const struct thread *t);
 bool is_seen(const struct thread *t, uint32_t i);
 /* Required names that are missing, without one. */
 uint32_t missing(const struct thread *t, uint32_t without);
-/* Whether one more that counts like this leaves room for what is still needed, `after` it. */
-bool counts_fit(const struct thread *t, uint32_t counts, uint32_t after);
-/* How many members there may be after the next one, with all that are required; false: the next one
- * is one too many. */
-bool members_after(const struct thread *t, uint32_t named, uint32_t *after);
+/* Whether the top container can still be completed after one more member, of this name or
+ * SCHEMA_UNBOUNDED, or item that meets the choice; or one of several. */
+bool choice_fits(const struct thread *t, const struct schema_choice *choice, uint32_t named);
 bool fits(const struct thread *t, const struct schema_choices *choices, uint32_t named);
 
 /* Whether a member with this name may come now. */

@@ -79,8 +79,11 @@ def main():
     with open(source, "w", encoding="utf-8") as f:
         for i, (_, schema) in enumerate(schemas):
             f.write(json.dumps(request(i, schema)) + "\n")
-    subprocess.run([o.kvasir, "batch", "-m", o.model, "-i", source, "-o", results, "--ctx", "4096"],
-                   check=False)
+    # 1: some requests were refused; anything else ends the run
+    status = subprocess.run([o.kvasir, "batch", "-m", o.model, "-i", source, "-o", results,
+                             "--ctx", "4096"], check=False).returncode
+    if status not in (0, 1):
+        sys.exit(f"schemas: FAILED: kvasir batch ends with {status}")
     counts, bad, tokens = collections.Counter(), 0, 0
     with open(results, encoding="utf-8") as f:
         for line in f:
@@ -101,6 +104,8 @@ def main():
             if why:
                 print(f"{name}: {why}: {choice['message']['content'][:300]!r}")
                 bad += not why.startswith("unknown")
+    if sum(counts.values()) != len(schemas):
+        sys.exit(f"schemas: FAILED: {sum(counts.values())} results for {len(schemas)} requests")
     ended = counts["valid"] + counts["unknown"] + bad
     answered = ended + counts["cut off"]
     print(f"schemas: {len(schemas)} asked, {dict(counts)}, {tokens} tokens; "

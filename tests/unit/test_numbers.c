@@ -19,7 +19,14 @@ static struct text_span span(const char *text) {
     return (struct text_span){text, strlen(text)};
 }
 
-/* W: whole; *M: multiples of M; >= <= > <: bounds; =V: one number; else all. */
+static kvasir_status keep_last(void *user, struct numbers *made, kvasir_error *unused) {
+    (void)unused;
+    numbers_release(*(struct numbers **)user);
+    *(struct numbers **)user = made;
+    return KVASIR_OK;
+}
+
+/* W: whole; *M: multiples of M; !M: all others; >= <= > <: bounds; =V: one number; else all. */
 static struct numbers *part(const char *word) {
     static const struct {
         const char *sign;
@@ -32,7 +39,14 @@ static struct numbers *part(const char *word) {
         status = numbers_whole(&budget, &n, &err);
     else if (*word == '*')
         status = numbers_multiple(&budget, span(word + 1), &n, &err);
-    else if (*word == 'A')
+    else if (*word == '!') {
+        struct numbers *of;
+        status = numbers_multiple(&budget, span(word + 1), &of, &err);
+        if (!status) {
+            status = numbers_not(&budget, of, keep_last, &n, &err);
+            numbers_release(of);
+        }
+    } else if (*word == 'A')
         status = numbers_any(&budget, &n, &err);
     for (size_t i = 0; !n && i < sizeof BOUNDS / sizeof *BOUNDS; i++)
         if (strncmp(word, BOUNDS[i].sign, strlen(BOUNDS[i].sign)) == 0)
@@ -84,6 +98,48 @@ static void check_no_dead_ends(const struct numbers *n, const char *words, unsig
         if (k == 0)
             fail_msg("%s: dead end at '%s'", words, text);
         text[len] = taken[(seed >> 20) % k];
+    }
+}
+
+/* A point and digits as long as they are taken: then the last digits must leave an exponent that
+ * makes it one of the set. */
+static void test_full_fractions(void **state) {
+    static const char *const SETS[] = {
+        "<-100000,!429,!6,!7,*33",
+        "<-100000,!429,*44,*12",
+        ">1e60,!3,!10",
+        "!3,<0,!0.001",
+        ">=1e60,*7",
+        "*0.07,!0.5,>1e20",
+        "!7,!9,!13",
+        ">=1,<1e6,!1e-60",
+    };
+    (void)state;
+    for (unsigned i = 0; i < 40 * sizeof SETS / sizeof *SETS; i++) {
+        const char *words = SETS[i / 40];
+        struct numbers *n = set(words);
+        const bool negative = begins(n, "-") && !begins(n, "1");
+        char text[NUMBER_BYTES_MAX + 2] = "-", *start = text + negative;
+        unsigned seed = i * 2654435761u;
+        for (size_t len = 0; len < 100; len++) {
+            char taken[10];
+            unsigned k = 0;
+            for (char digit = '0'; len != 1 && digit <= '9'; digit++) {
+                start[len] = digit;
+                start[len + 1] = 0;
+                if (len ? begins(n, text) : digit > '0' && begins(n, text))
+                    taken[k++] = digit;
+            }
+            seed = seed * 1103515245 + 12345;
+            start[len] = len == 1 ? '.' : k ? taken[(seed >> 16) % k] : 0;
+            if (!start[len])
+                break;
+        }
+        const size_t len = strlen(text);
+        if (!begins(n, text) ||
+            (!begins(n, strcat(text, "e")) && (text[len] = 0, !numbers_contains(n, span(text)))))
+            fail_msg("%s: dead end at '%s'", words, text);
+        numbers_release(n);
     }
 }
 
@@ -215,9 +271,9 @@ static void test_keys(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cases),      cmocka_unit_test(test_beginnings),
-        cmocka_unit_test(test_empty_sets), cmocka_unit_test(test_complements),
-        cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_cases),       cmocka_unit_test(test_full_fractions),
+        cmocka_unit_test(test_beginnings),  cmocka_unit_test(test_empty_sets),
+        cmocka_unit_test(test_complements), cmocka_unit_test(test_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
