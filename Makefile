@@ -4,7 +4,7 @@
 PREFIX ?= /usr/local
 DESTDIR ?=
 DEMO_MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
-DEMO_PROMPT := Explain what a key-value cache is to a curious twelve-year-old.
+DEMO_TEXT := docs/examples/war-and-peace.txt
 
 .PHONY: all help deps demo serve models test check format attack soak bench cuda install \
         uninstall clean debug asan tsan
@@ -26,11 +26,12 @@ deps: ## Debian packages for building, testing and the demo, where missing
 models: ## fetch all three models (843 MB) into models/
 	@tools/fetch-model.sh all
 
-demo: ## from nothing to an answer: dependencies, build, model, generate
+demo: ## from nothing to two answers, over a 16-bit and a quantized cache
 	@tools/deps.sh demo
 	@$(MAKE) --no-print-directory all
 	@tools/fetch-model.sh
-	build/kvasir generate -m $(DEMO_MODEL) -p '$(DEMO_PROMPT)' --kv-bits 8,4
+	build/kvasir demo -m $(DEMO_MODEL) -f $(DEMO_TEXT) -p 'Summarize this conversation.' \
+	    --temp 0 --repetition-penalty 1.1
 
 serve: ## from nothing to a server on http://127.0.0.1:8080, with SmolLM2; Ctrl-C ends it
 	@tools/deps.sh demo

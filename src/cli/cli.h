@@ -3,8 +3,8 @@
  *
  *   main.c                                 finds the command; the only place that decides an exit
  *   generate.c  cache_prompt.c  cache_folder.c  batch.c  perplexity.c  bench_kv_cache.c
- *   calibrate.c  embed.c  info.c  tokenize.c  convert.c  simulate.c  grammar_check.c  serve.c
- *                                          the commands
+ *   calibrate.c  demo.c  embed.c  info.c  tokenize.c  convert.c  simulate.c  grammar_check.c
+ *   serve.c                                the commands
  *   serve_X.c   parts of serve, with a header of their own, serve.h
  *   options.c   one table per command: reading flags
  *   option_table.c  a row of it
@@ -69,6 +69,7 @@ int calibrate_main(int argc, char **argv);
 int simulate_main(int argc, char **argv);
 int grammar_main(int argc, char **argv);
 int exactness_main(int argc, char **argv);
+int demo_main(int argc, char **argv);
 int pull_main(int argc, char **argv);
 int list_main(int argc, char **argv);
 int show_main(int argc, char **argv);

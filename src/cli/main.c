@@ -15,6 +15,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } COMMANDS[] = {
     {"generate", "answer a prompt", generate_main},
+    {"demo", "answer a question about a text over two caches, side by side", demo_main},
     {"chat", "chat with a model, in this process or on a server", chat_main},
     {"pull", "download models by name", pull_main},
     {"list", "list the models that were pulled", list_main},
