@@ -61,6 +61,14 @@ def test_chat(b, log):
     b.key("Enter", 13, "\r", modifiers=8)
     b.call("Input.insertText", text="lines")
     b.check("$('input').value === 'two\\nlines' && !running")
+    # with a touch keyboard Enter does, too
+    b.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    b.call("Emulation.setEmulatedMedia", features=[{"name": "hover", "value": "none"},
+                                                   {"name": "pointer", "value": "coarse"}])
+    b.enter()
+    b.check("$('input').value === 'two\\nlines\\n' && !running")
+    b.call("Emulation.setTouchEmulationEnabled", enabled=False)
+    b.call("Emulation.setEmulatedMedia", features=[])
     b.type("input", "")
     b.enter()  # nothing to send
     b.check("!running && document.querySelectorAll('.answer').length === 1")
@@ -85,6 +93,7 @@ def test_markdown(b):
                  ".code .hljs-keyword", ".code .hljs-comment"):
         b.check(f"{BODY}.querySelector({json.dumps(part)})")
     b.check(BODY + ".innerText.includes('$5 or $6')")
+    b.check("/☑ done\\n☐ open/.test(" + BODY + ".innerText)")
     b.check(BODY + ".querySelector('.code-bar span').textContent === 'python'")
     b.check(BODY + ".querySelector('.code code').textContent.endsWith('# a comment\\n')")
     b.js("navigator.clipboard.writeText = async text => { window.copied = text; }")
@@ -186,14 +195,14 @@ def test_ends(b, log, gone):
             "'HTTP 400: messages[0].content: is not wanted'")
     b.take_errors("400")
     b.say("long")
-    b.check(LAST + ".innerText.includes('cut at its length')")
+    b.check(LAST + ".innerText.includes('stopped at max tokens')")
 
 
 def test_versions(b, log):
     """Answers and questions have versions; the ones that are not shown are kept, and not sent."""
     b.js("$('new').click()")
     b.say("one")
-    press(b, LAST, "Answer again")
+    press(b, LAST, "Regenerate")
     b.wait("!running")
     b.check(LAST + ".querySelector('.versions').textContent === '‹2/2›'")
     b.say("two")
@@ -298,6 +307,8 @@ def test_list(b):
     b.type("search", "WÖRLD 🌍")
     if titles(b) != ["Hello, wörld 🌍"]:
         fail(f"found: {titles(b)}")
+    b.key("k", 75, modifiers=2)
+    b.check("document.activeElement === $('search')")
     b.type("search", "no such text")
     b.check("!$('none').hidden")
     b.type("search", "")
@@ -325,6 +336,9 @@ def test_list(b):
     b.wait("$('notice').textContent.includes('y.json has no chats')")
     b.js("$('export').click()")
     b.check(f"JSON.parse(saved.text).chats.length === {n}")
+    b.js("$('list').children[0].firstElementChild.click()")
+    b.key("O", 79, modifiers=10)
+    b.check("chat === null && document.activeElement === $('input')")
 
 
 def test_storage(b, url):
@@ -347,9 +361,29 @@ def test_storage(b, url):
         fail(f"titles: {titles(b)}")
     b.js("[...document.querySelectorAll('#list .open')].find(e => e.textContent === 'Old').click()")
     b.check(BODY + ".innerText.trim() === 'b'")
+    # what another tab changes or deletes
+    b.js("window.other = { id: 'other', title: 'Other', messages: [{role: 'user', "
+         "content: 'a'}] }; window.tab = new BroadcastChannel('kvasir'); undefined")
+    for use, length in ("put(other)", n + 2), ("delete('other')", n + 1):
+        b.js(f"inStore('readwrite', s => s.{use}).then(() => tab.postMessage('other'))")
+        b.wait(f"$('list').children.length === {length}")
+    # an answer that comes while the tab is closed
+    b.js("$('new').click()")
+    b.type("input", "slow")
+    b.enter()
+    b.wait("running && running.pieces > 3")
+    b.js("running.kept = -10000")
+    b.wait("running.kept > 0")
+    b.js("inStore('readonly', s => s.count())")
+    load(b, url)
+    b.wait(f"$('list').children.length === {n + 2}")
+    b.js("$('list').children[0].firstElementChild.click()")
+    b.check(BODY + ".innerText.startsWith('0 1 2')")
+    press(b, LAST, "Continue this answer")
+    b.wait("!running && " + LAST + ".innerText.includes(' and on.')")
     b.js("localStorage.setItem('kvasir.defaults', '{')")
     load(b, url)
-    b.wait(f"$('list').children.length === {n + 1}")
+    b.wait(f"$('list').children.length === {n + 2}")
 
 
 def test_panel(b):
@@ -530,7 +564,8 @@ def test_scripted(b):
     b.check("!" + LAST + ".innerText.includes('think>')")
 
 
-STORY = "Write a table of three planets with their radius in km, then a short Python function."
+STORY = ("Write a Markdown table of three planets with their radius in km. Then write a Python "
+         "function with a docstring that computes the area of a sphere, and explain its formula.")
 
 
 def run_real(b, args):
@@ -553,12 +588,12 @@ def run_real(b, args):
         if args.scripted:
             test_scripted(b)
     b.check("contextLimit > 0 && !$('context').hidden")
-    b.wait("/[1-9].* cached · /.test($('used').textContent) && $('formats').children.length > 4")
+    b.wait("/[1-9].* cached · /.test($('used').textContent) && $('formats').children.length > 5")
     b.wait("/^[1-9].* of requests reused the cache$/.test($('reuse').textContent)")
     if args.screenshots:  # in the middle of an answer
         b.type("input", STORY)
         b.enter()
-        b.wait("Number($('tps').textContent) > 1 && running.pieces > 100")
+        b.wait("Number($('tps').textContent) > 1 && running.pieces > 150", 120)
         take_screenshot(b, os.path.join(args.screenshots, "ui.png"))
         b.check("running")
         take_screenshot(b, os.path.join(args.screenshots, "ui-phone.png"), (390, 844))

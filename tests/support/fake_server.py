@@ -100,6 +100,9 @@ A **bold** word, a [link](https://example.org/a), `code` and $\\boxed{E = mc^2}$
 1. first
    - inner
 
+- [x] done
+- [ ] open
+
 \\[
 \\int_0^1 x\\,dx = \\frac{1}{2}
 \\]
@@ -179,7 +182,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 "steps_executed": s["steps"], "total_prompt_tokens": s["prompt"],
                 "total_completion_tokens": s["tokens"], "total_cached_tokens": s["cached"],
                 "generation_tps": 99.5 if s["running"] else 0.0, "prompt_tps": 1234.0,
-                "cache": {"budget_bytes": 1 << 30, "used_bytes": pages + 65536,
+                "cache": {"format": "K 8 g64, V 4 g64", "budget_bytes": 1 << 30,
+                          "used_bytes": pages + 65536,
                           "resident_bytes": pages + 65536, "peak_bytes": pages + 65536,
                           "stored_bytes": pages,
                           "fixed_bytes": 65536,

@@ -85,6 +85,10 @@ function take(run, e) {
 
 function draw(run) {
   const follow = atEnd(), begin = performance.now();
+  if (running === run && begin - run.kept > 5000) { /* so that little is lost with the tab */
+    run.kept = begin;
+    keep(run.chat);
+  }
   run.due = false;
   run.view.update(running === run);
   run.drawing = Math.min(performance.now() - begin, 1000);
@@ -94,16 +98,16 @@ function draw(run) {
     toEnd();
 }
 
-function conclude(run, before) {
+function conclude(run) {
   const m = run.message, usage = run.usage, tokens = usage?.completion_tokens ?? run.pieces;
   if (run.first)
     m.figures = {
-      tokens: tokens + before, finish: run.finish, first: run.first - run.begin,
+      tokens: tokens + number(run.before?.tokens), finish: run.finish, first: run.first - run.begin,
       prompt: usage?.prompt_tokens, cached: usage?.prompt_tokens_details?.cached_tokens,
       context: isNumber(usage?.prompt_tokens) ? usage.prompt_tokens + tokens : undefined,
       tps: tokens > 1 ? (tokens - 1) * 1000 / (performance.now() - run.first) : undefined };
-  else if (run.finish)
-    m.figures = { ...m.figures, finish: run.finish };
+  else
+    m.figures = run.finish ? { ...run.before, finish: run.finish } : run.before;
 }
 
 /* Answers the chat's last message, or continues its answer `m`. */
@@ -115,16 +119,17 @@ async function answer(c, m) {
     showChat();
     return;
   }
-  const before = m ? number(m.figures?.tokens) : 0;
   if (m)
     m.reasoning ??= "";
   else
     m = addMessage(c, c.leaf, { role: "assistant", content: "", reasoning: "" });
   delete m.error;
-  const run = { chat: c, message: m, view: view(c, m), abort: new AbortController(), drawing: 0,
-                begin: performance.now(), first: 0, pieces: 0, due: false, finish: null,
-                usage: null };
+  const now = performance.now();
+  const run = { chat: c, message: m, view: view(c, m), before: m.figures, drawing: 0, kept: now,
+                abort: new AbortController(), begin: now, first: 0, pieces: 0, due: false,
+                finish: null, usage: null };
   running = run;
+  m.figures = { ...m.figures, finish: "stopped" }; /* if the tab is closed meanwhile */
   keep(c);
   buttons();
   showChat();
@@ -143,7 +148,7 @@ async function answer(c, m) {
       m.error = e instanceof TypeError ? "The server does not answer." : e.message;
     run.abort.abort();
   }
-  conclude(run, before);
+  conclude(run);
   running = null;
   if (chats.includes(c)) /* else it was deleted meanwhile */
     keep(c);

@@ -53,12 +53,19 @@ function notice(text, undo) {
   noticeTimer = setTimeout(close, 10000);
 }
 
-function copy(text, what) {
-  const failed = () => notice("The browser allows no copying here (it needs https or localhost).");
-  if (!navigator.clipboard)
-    failed();
-  else
-    navigator.clipboard.writeText(text).then(() => notice(what + " copied."), failed);
+async function copy(text, what) {
+  let good = false;
+  try {
+    await navigator.clipboard.writeText(text);
+    good = true;
+  } catch { /* not allowed, or plain HTTP from another machine, where only the old way works */
+    const field = make("textarea", { value: text, className: "sr" });
+    document.body.append(field);
+    field.select();
+    good = document.execCommand("copy");
+    field.remove();
+  }
+  notice(good ? what + " copied." : "The browser does not allow to copy.");
 }
 
 function download(name, type, text) {

@@ -144,7 +144,22 @@ async function readChats() {
   showList();
   showChat();
 }
-tabs.addEventListener("message", () => {
-  if (!running && !document.querySelector(".editing"))
-    readChats();
+
+/* Another tab changed or deleted a chat. */
+tabs.addEventListener("message", async ({ data: id }) => {
+  const c = readChat(await inStore("readonly", s => s.get(id)));
+  if (running?.chat.id === id) /* the newest of it is here */
+    return;
+  const shown = chat?.id === id;
+  chats = chats.filter(x => x.id !== id);
+  if (c)
+    chats.unshift(c);
+  if (shown) {
+    chat = c;
+    showSettings();
+  }
+  if (shown && !document.querySelector(".editing"))
+    showChat();
+  if (!document.querySelector("#list input"))
+    showList();
 });

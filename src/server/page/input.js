@@ -59,8 +59,9 @@ async function addFiles(list) {
 }
 
 $("input").addEventListener("input", grow);
+const touch = matchMedia("(hover: none) and (pointer: coarse)"); /* no Shift+Enter there */
 $("input").addEventListener("keydown", e => {
-  if (e.key === "Enter" && !e.shiftKey && !e.isComposing) {
+  if (e.key === "Enter" && !e.shiftKey && !e.isComposing && !touch.matches) {
     e.preventDefault();
     send();
   }
@@ -73,6 +74,12 @@ $("attach").addEventListener("click", () => $("file").click());
 $("file").addEventListener("change", () => {
   addFiles([...$("file").files]);
   $("file").value = "";
+});
+$("input").addEventListener("paste", e => {
+  if (e.clipboardData.files.length) {
+    e.preventDefault();
+    addFiles([...e.clipboardData.files]);
+  }
 });
 for (const type of ["dragover", "dragleave", "drop"])
   document.addEventListener(type, e => {
@@ -89,6 +96,13 @@ document.addEventListener("keydown", e => {
     running?.abort.abort();
     toggle("chats", false);
     toggle("side", false);
+  } else if ((e.ctrlKey || e.metaKey) && e.key === "k") {
+    e.preventDefault();
+    toggle("chats", true);
+    $("search").focus();
+  } else if ((e.ctrlKey || e.metaKey) && e.shiftKey && e.key.toLowerCase() === "o") {
+    e.preventDefault();
+    pick(null);
   }
 });
 

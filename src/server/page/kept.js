@@ -35,16 +35,16 @@ async function inStore(mode, use) {
 /* Other tabs of this browser show the same chats. */
 const tabs = new BroadcastChannel("kvasir");
 
-async function changeKept(use) {
+async function changeKept(id, use) {
   try {
     await inStore("readwrite", use);
-    tabs.postMessage("changed");
+    tabs.postMessage(id);
   } catch (e) {
     notice("This browser does not keep the chat: " + (e?.message || e));
   }
 }
 function keep(c, changed = Date.now()) {
   c.changed = changed;
-  return changeKept(kept => kept.put(c));
+  return changeKept(c.id, kept => kept.put(c));
 }
-const forget = c => changeKept(kept => kept.delete(c.id));
+const forget = c => changeKept(c.id, kept => kept.delete(c.id));

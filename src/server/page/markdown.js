@@ -95,6 +95,15 @@ markdown.inline.ruler.before("escape", "math", inlineMath);
 markdown.block.ruler.before("fence", "math", blockMath,
                             { alt: ["paragraph", "reference", "blockquote", "list"] });
 
+/* "- [x] done": a box instead of the brackets. */
+markdown.core.ruler.push("tasks", state => {
+  state.tokens.forEach((token, i) => {
+    const text = token.children?.[0], box = /^\[([ xX])\](?= )/.exec(text?.content || "");
+    if (box && state.tokens[i - 2]?.type === "list_item_open")
+      text.content = (box[1] === " " ? "☐" : "☑") + text.content.slice(3);
+  });
+});
+
 /* ---- HTML that DOMPurify reads -------------------------------------------------------------- */
 
 const rules = markdown.renderer.rules;

@@ -5,7 +5,7 @@ const log = $("log");
 const atEnd = () => log.scrollHeight - log.scrollTop - log.clientHeight < 80;
 const toEnd = () => { log.scrollTop = log.scrollHeight; };
 
-const ENDS = { length: "cut at its length", stopped: "stopped", cancelled: "stopped" };
+const ENDS = { length: "stopped at max tokens", stopped: "stopped", cancelled: "stopped" };
 
 function figures(f) {
   if (!isObject(f))
@@ -85,7 +85,7 @@ function answerButtons(c, m, e) {
       keep(c);
       showChat();
     })),
-    button("Again", "Answer again", () => again(c, m))];
+    button("Regenerate", "", () => regenerate(c, m))];
   if (m.id === c.leaf && m.content && (m.error || m.figures?.finish in ENDS))
     out.push(button("Continue", "Continue this answer", () => answer(c, m)));
   return out;
@@ -122,8 +122,9 @@ function view(c, m) {
       error.hidden = !m.error;
       error.textContent = m.error || "";
       foot.hidden = Boolean(live);
-      foot.replaceChildren(make("span", { className: "figures" }, figures(m.figures)),
-                           ...answerButtons(c, m, e));
+      if (!live)
+        foot.replaceChildren(make("span", { className: "figures" }, figures(m.figures)),
+                             ...answerButtons(c, m, e));
     }
   };
 }
@@ -145,7 +146,7 @@ function showChat() {
 }
 
 /* Answers the same question once more, as another version. */
-function again(c, m) {
+function regenerate(c, m) {
   if (running || m.parent === null)
     return;
   c.leaf = m.parent;

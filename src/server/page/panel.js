@@ -45,19 +45,17 @@ const isPages = f => f.format !== "tables";
 function formatRows(cache) {
   const all = Array.isArray(cache.by_format) ? cache.by_format.filter(isObject) : [];
   const kinds = { live: "in use", stored: "kept for later" };
-  return all.filter(f => number(f.bytes) > 0).sort((a, b) => isPages(b) - isPages(a))
-    .map((f, i) => [(isPages(f) ? String(f.format ?? "?") : "tables") +
-                    (f.kind in kinds ? ", " + kinds[f.kind] : ""), number(f.bytes),
-                    "var(--f" + i % 5 + ")", isPages(f)]);
+  return all.filter(f => isPages(f) && number(f.bytes) > 0)
+    .map((f, i) => [String(f.format ?? "?") + (f.kind in kinds ? ", " + kinds[f.kind] : ""),
+                    number(f.bytes), "var(--f" + i % 5 + ")"]);
 }
 
 function showBudget(cache) {
   const used = number(cache.used_bytes), budget = number(cache.budget_bytes);
   const parts = formatRows(cache);
-  const cached = parts.filter(p => p[3]).reduce((sum, p) => sum + p[1], 0);
-  const listed = parts.reduce((sum, p) => sum + p[1], 0);
-  if (used > listed)
-    parts.push(["buffers", used - listed, "var(--soft)", false]);
+  const cached = parts.reduce((sum, p) => sum + p[1], 0);
+  if (used > cached)
+    parts.push(["buffers and tables", used - cached, "var(--soft)"]);
   $("used").textContent = isNumber(cache.used_bytes)
     ? bytes(cached) + " cached · " + bytes(Math.max(0, used - cached)) + " buffers" : "–";
   $("budget").textContent = !budget ? "" : !isNumber(cache.used_bytes) ? "budget: " + bytes(budget)
@@ -116,6 +114,8 @@ function showStatus(s) {
   showTiers(s.tiers);
   rows("server", [
     ["Version", String(s.version ?? "–")], ["Up", duration(number(s.uptime_s))],
+    ["Context", contextLimit ? count(contextLimit) + " tokens" : "–"],
+    ["Format of the cache", String(cache.format ?? "–")],
     ["Prompt tokens", count(s.total_prompt_tokens)],
     ["of them from the cache", count(s.total_cached_tokens)],
     ["Tokens written", count(s.total_completion_tokens)]]);
