@@ -386,6 +386,21 @@ def test_storage(b, url):
     b.wait(f"$('list').children.length === {n + 2}")
 
 
+def test_models(b):
+    """Of several models one is chosen, and kept."""
+    b.js("showModels({data: [{id: 'fake-model', max_model_len: 4096}, {id: 'b', max_model_len: "
+         "null}]})")
+    b.check("!$('model').disabled && $('model').options.length === 2 && contextLimit === 4096")
+    b.js("($('model').value = 'b', $('model').dispatchEvent(new Event('change')), "
+         "window.option = $('model').options[1])")
+    b.js("showModels({data: [{id: 'fake-model'}, {id: 'b', max_model_len: 2048}]})")
+    b.check("$('model').value === 'b' && contextLimit === 2048 && option.isConnected")
+    b.check("localStorage.getItem('kvasir.model') === '\"b\"'")
+    b.js("(localStorage.removeItem('kvasir.model'), showModels({data: [{id: 'fake-model', "
+         "max_model_len: 4096}]}))")
+    b.check("$('model').disabled && $('model').value === 'fake-model'")
+
+
 def test_panel(b):
     b.wait("$('reuse').textContent === '95 % of requests reused the cache'")
     b.check("/^[0-9.]+ [KM]iB cached · 6[0-9.]+ KiB buffers$/.test($('used').textContent)")
@@ -504,6 +519,7 @@ def run_fake(b, folder, args):
         test_files(b, log)
         test_list(b)
         test_storage(b, url)
+        test_models(b)
         test_panel(b)
         b.js("$('new').click()")
         test_hostile(b)

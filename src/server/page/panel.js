@@ -137,9 +137,11 @@ async function get(path) {
 /* The models to choose from, and the context of the chosen one. */
 let models = [];
 function showModels(list) {
-  models = (Array.isArray(list?.data) ? list.data : []).filter(m => isText(m?.id));
-  const was = $("model").value || load("model", "");
-  $("model").replaceChildren(...models.map(m => make("option", { value: m.id }, m.id)));
+  const now = (Array.isArray(list?.data) ? list.data : []).filter(m => isText(m?.id));
+  const was = $("model").value || load("model", ""), names = x => x.map(m => m.id).join("\n");
+  if (names(now) !== names(models)) /* else the list may be open */
+    $("model").replaceChildren(...now.map(m => make("option", { value: m.id }, m.id)));
+  models = now;
   if (models.some(m => m.id === was))
     $("model").value = was;
   $("model").disabled = models.length < 2;
