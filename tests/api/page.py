@@ -143,7 +143,7 @@ def test_hostile(b):
              "'http://a.b.'", "'|a'", "'> '", "'\\\\frac{'", "'&amp'", "'~~a'")
     for line in lines:
         for text in (f"{line}.repeat(19000).slice(0, 19900)",
-                     f"({line}.repeat(40).slice(0, 500) + '\\n').repeat(600).slice(0, 300000)",
+                     f"({line}.repeat(40).slice(0, 500) + '\\n').repeat(200)",
                      f"'$$\\n' + {line}.repeat(900)", f"'```js\\n' + {line}.repeat(8000)"):
             took = b.js(f"(() => {{ const t = performance.now(); fill(make('div'), {text}); "
                         "return performance.now() - t; })()")
@@ -155,8 +155,13 @@ def test_hostile(b):
     for html in ("<img src=x onerror=hacked=1>", "<math><mi><style><img src=x onerror=hacked=1>",
                  "<a href='javascript:hacked=1'>a</a>", "<svg><script>hacked=1</script></svg>",
                  "<p style='position:fixed' onclick=hacked=1>p</p>", "<form><input></form>"):
-        b.check(f"!cleaned({json.dumps(html)}).querySelector({json.dumps(FORBIDDEN)}) && "
-                f"!cleaned({json.dumps(html)}).querySelector('a[href]')")
+        b.check(f"!cleaned([{json.dumps(html)}]).querySelector({json.dumps(FORBIDDEN)}) && "
+                f"!cleaned([{json.dumps(html)}]).querySelector('a[href]')")
+    b.js("console.error = e => { window.said = e; }")
+    b.js("markdown.renderer.rules.hr = () => '</div></div><div>'")
+    b.check("(() => { const e = make('div'); fill(e, '---\\n'); return e.innerText.includes("
+            "'cannot be formatted'); })() && said.message === 'the blocks are not balanced'")
+    b.js("delete markdown.renderer.rules.hr")
     b.take_errors("Content Security Policy")
 
 
@@ -264,6 +269,27 @@ def test_settings(b, log):
     b.js("$('new').click()")
     b.check("$('top-k').value === '40'")
     b.js("(defaults = {}, store('defaults', {}), showSettings())")
+
+
+def test_long(b):
+    """Of a long chat only what is near is formatted, and only once."""
+    b.js("""(() => {
+        const c = newChat("Long", {});
+        const text = "## H\\n\\n*a* `b` $x^2$\\n\\n- c\\n\\n```c\\nd\\n```\\n\\n".repeat(8);
+        for (let i = 0; i < 300; i++)
+            addMessage(c, c.leaf, { role: i % 2 ? "assistant" : "user", content: text + i });
+        chats.unshift(c);
+        pick(c); })()""")
+    b.check("document.querySelectorAll('article').length === 300")
+    b.check("document.querySelectorAll('.answer .plain').length >= 140")
+    b.check("!" + BODY + ".classList.contains('plain')")
+    b.js("log.scrollTop = 0")
+    b.wait("!document.querySelector('.answer > .body').classList.contains('plain')")
+    b.js("(window.before = document.querySelectorAll('article')[299], showChat())")
+    b.check("before.isConnected")
+    b.say("one more")
+    b.check("before.isConnected && document.querySelectorAll('article').length === 302")
+    b.js("document.querySelector('#list li.on').querySelector('[aria-label^=Delete]').click()")
 
 
 def test_context(b):
@@ -388,8 +414,9 @@ def test_storage(b, url):
 
 def test_models(b):
     """Of several models one is chosen, and kept."""
+    b.wait("$('state').textContent === 'connected'")
     b.js("showModels({data: [{id: 'fake-model', max_model_len: 4096}, {id: 'b', max_model_len: "
-         "null}]})")
+         "1024}]})")
     b.check("!$('model').disabled && $('model').options.length === 2 && contextLimit === 4096")
     b.js("($('model').value = 'b', $('model').dispatchEvent(new Event('change')), "
          "window.option = $('model').options[1])")
@@ -446,6 +473,20 @@ def check_axe(b, what):
         fail(f"axe, {what}: " + "\n".join(found))
 
 
+def check_states(b):
+    """What is seen for a while only is accessible, too."""
+    resize(b, 390, 844)
+    drop(b, "notes.txt", b"text")
+    b.wait("!$('files').hidden")
+    press(b, "document.querySelector('.user')", "Edit and send again")
+    b.js("(notice('Deleted. ', () => {}), showContext(), "
+         "document.querySelectorAll('details').forEach(e => { e.open = true; }))")
+    check_axe(b, "editing")
+    b.js("(files = [], showFiles(), $('notice').hidden = true, $('new').click())")
+    check_axe(b, "no messages")
+    b.js("$('list').children[0].firstElementChild.click()")
+
+
 def test_sizes(b, axe):
     """Phone to desktop, light and dark, drawers open: all is inside, and accessible."""
     if axe:
@@ -470,6 +511,8 @@ def test_sizes(b, axe):
                 if axe:
                     check_axe(b, f"{width}x{height}, {theme}, {drawer or 'no'} drawer")
                 b.key("Escape", 27)
+    if axe:
+        check_states(b)
     if len(colors) != 2:
         fail(f"colours of light and dark: {colors}")
     b.js("($('theme').value = 'auto', $('theme').dispatchEvent(new Event('change')))")
@@ -521,6 +564,7 @@ def run_fake(b, folder, args):
         test_storage(b, url)
         test_models(b)
         test_panel(b)
+        test_long(b)
         b.js("$('new').click()")
         test_hostile(b)
         b.js("$('new').click()")
@@ -584,6 +628,30 @@ STORY = ("Write a Markdown table of three planets with their radius in km. Then 
          "function with a docstring that computes the area of a sphere, and explain its formula.")
 
 
+def test_real_settings(b):
+    """The server takes what the page sends: continue, a schema, thinking, sampling."""
+    b.js("$('new').click()")
+    b.js("document.querySelectorAll('aside details').forEach(e => { e.open = true; })")
+    b.type("max-tokens", "5")
+    b.say("Count to ten.")
+    b.wait(LAST + ".innerText.includes('stopped at max tokens')")
+    text = b.js("chat.messages.at(-1).content")
+    press(b, LAST, "Continue this answer")
+    b.wait("!running && " + LAST + ".innerText.includes('10 tokens')")
+    b.check(f"chat.messages.at(-1).content.startsWith({json.dumps(text)}) && "
+            f"chat.messages.at(-1).content !== {json.dumps(text)}")
+    b.js("$('new').click()")
+    for field, value in {"max-tokens": "60", "temperature": "0", "top-k": "40", "top-p": "0.9",
+                         "min-p": "0.05", "repetition": "1.1", "seed": "1", "schema": json.dumps(
+                             {"type": "object", "properties": {"n": {"type": "integer"}},
+                              "required": ["n"], "additionalProperties": False})}.items():
+        b.type(field, value)
+    b.js("($('thinking').value = 'off', $('thinking').dispatchEvent(new Event('input')))")
+    b.say("Two and two?")
+    b.check("!" + LAST + ".querySelector('[role=alert]').textContent")
+    b.check("Number.isInteger(JSON.parse(chat.messages.at(-1).content).n)")
+
+
 def run_real(b, args):
     url = args.url.rstrip("/") + "/"
     load(b, url)
@@ -622,6 +690,8 @@ def run_real(b, args):
         b.check("!" + LAST + ".querySelector('[role=alert]').textContent")
         resize(b, 1280, 800)
     test_reach(b)
+    if not args.scripted:
+        test_real_settings(b)
     check_quiet(b, url)
 
 

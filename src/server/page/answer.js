@@ -125,6 +125,7 @@ async function answer(c, m) {
     m = addMessage(c, c.leaf, { role: "assistant", content: "", reasoning: "" });
   delete m.error;
   const now = performance.now();
+  views.delete(m);
   const run = { chat: c, message: m, view: view(c, m), before: m.figures, drawing: 0, kept: now,
                 abort: new AbortController(), begin: now, first: 0, pieces: 0, due: false,
                 finish: null, usage: null };

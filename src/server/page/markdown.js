@@ -149,16 +149,20 @@ const ALLOWED = {
   RETURN_DOM_FRAGMENT: true
 };
 
-/* A block's HTML as elements; links open elsewhere and tell nothing, code can be copied. */
-function cleaned(html) {
-  const part = make("div", { className: "block" }, purify.sanitize(html, ALLOWED));
-  for (const a of part.querySelectorAll("a[href]"))
+/* The HTML of blocks as an element for each; links open elsewhere and tell nothing, code can be
+   copied. */
+function cleaned(htmls) {
+  const boxes = htmls.map(html => "<div class=\"block\">" + html + "</div>");
+  const clean = purify.sanitize(boxes.join(""), ALLOWED); /* one call: each parses a document */
+  if (clean.children.length !== htmls.length)
+    throw new Error("the blocks are not balanced");
+  for (const a of clean.querySelectorAll("a[href]"))
     Object.assign(a, { target: "_blank", rel: "noopener noreferrer" });
-  for (const bar of part.querySelectorAll(".code-bar")) {
+  for (const bar of clean.querySelectorAll(".code-bar")) {
     const code = bar.nextElementSibling;
     bar.append(button("Copy", "Copy code", () => copy(code.textContent, "Code")));
   }
-  return part;
+  return clean;
 }
 
 /* The HTML of each top-level block. */
@@ -184,6 +188,9 @@ function fillPlain(body, text, why) {
 
 /* Shows text in `body`; blocks that are as they were stay the same elements. */
 function fill(body, text) {
+  if (body.text === text)
+    return;
+  body.text = text;
   if (tooLong(text)) {
     fillPlain(body, text, "Too long to be formatted.");
     return;
@@ -194,7 +201,7 @@ function fill(body, text) {
     while (before && same < now.length && now[same] === before[same])
       same++;
     [...body.childNodes].slice(same).forEach(e => e.remove());
-    body.append(...now.slice(same).map(cleaned));
+    body.append(cleaned(now.slice(same)));
     body.blocks = now;
   } catch (e) { /* a library failed: what was said stays readable */
     console.error(e);

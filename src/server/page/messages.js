@@ -5,7 +5,8 @@ const log = $("log");
 const atEnd = () => log.scrollHeight - log.scrollTop - log.clientHeight < 80;
 const toEnd = () => { log.scrollTop = log.scrollHeight; };
 
-const ENDS = { length: "stopped at max tokens", stopped: "stopped", cancelled: "stopped" };
+const ENDS = { __proto__: null, length: "stopped at max tokens", stopped: "stopped",
+               cancelled: "stopped" };
 
 function figures(f) {
   if (!isObject(f))
@@ -42,8 +43,12 @@ function versionButtons(c, m) {
                at + 1 + "/" + all.length, to("›", "Next version", at + 1))];
 }
 
+/* Views of messages, so that a long chat is made of elements once. */
+const views = new WeakMap();
+
 /* Turns the text of a message into a field. done(text) gets what is sent. */
 function edit(view, m, what, done) {
+  views.delete(m);
   const field = make("textarea", { value: m.content, className: "edit" });
   field.setAttribute("aria-label", what);
   const form = make("form", { className: "editing" }, field,
@@ -68,13 +73,19 @@ function userView(c, m) {
          make("pre", { tabIndex: 0 }, f.text.slice(0, LONG_TEXT))));
   const e = make("article", { className: "user" }, ...files, body);
   e.setAttribute("aria-label", "You");
-  e.append(make("div", { className: "foot" }, ...versionButtons(c, m),
-    button("Copy", "Copy message", () => copy(m.content, "Message")),
-    button("Edit", "Edit and send again", () => edit(e, m, "Send", text => {
-      addMessage(c, m.parent, { role: "user", content: text, files: m.files });
-      answer(c);
-    }))));
-  return { e, update() {} };
+  const foot = make("div", { className: "foot" });
+  e.append(foot);
+  return {
+    e,
+    update() {
+      foot.replaceChildren(...versionButtons(c, m),
+        button("Copy", "Copy message", () => copy(m.content, "Message")),
+        button("Edit", "Edit and send again", () => edit(e, m, "Send", text => {
+          addMessage(c, m.parent, { role: "user", content: text, files: m.files });
+          answer(c);
+        })));
+    }
+  };
 }
 
 function answerButtons(c, m, e) {
@@ -91,7 +102,17 @@ function answerButtons(c, m, e) {
   return out;
 }
 
-/* The element of a message, and what changes it while its answer comes. */
+/* Formats old answers when they come near what is seen; until then they are plain text. */
+const nearby = new IntersectionObserver(seen => {
+  for (const { target, isIntersecting } of seen)
+    if (isIntersecting) {
+      nearby.unobserve(target);
+      target.format();
+    }
+}, { root: log, rootMargin: "1500px" });
+
+/* The element of a message. update(live, old): `live` while its answer comes, `old` if it is far up
+   and need not be formatted yet. */
 function view(c, m) {
   if (m.role === "user")
     return userView(c, m);
@@ -109,14 +130,24 @@ function view(c, m) {
       fill(thought, m.reasoning);
     open = details.open;
   });
+  e.format = () => {
+    body.classList.remove("plain");
+    fill(body, m.content);
+  };
   return {
     e,
-    update(live) {
+    update(live, old) {
       details.hidden = !m.reasoning;
       summary.textContent = live && !m.content ? "Thinking …" : "Thoughts";
       if (m.reasoning && details.open)
         fill(thought, m.reasoning);
-      fill(body, m.content);
+      if (!old)
+        e.format();
+      else if (body.text === undefined) {
+        body.textContent = m.content;
+        body.classList.add("plain");
+        nearby.observe(e);
+      }
       body.classList.toggle("wait", Boolean(live));
       e.setAttribute("aria-busy", String(Boolean(live)));
       error.hidden = !m.error;
@@ -130,17 +161,17 @@ function view(c, m) {
 }
 
 function showChat() {
-  log.replaceChildren();
-  if (!chat || !chat.messages.length)
+  const shown = chat ? path(chat) : [];
+  log.replaceChildren(...shown.map((m, i) => {
+    const live = running?.message === m, v = live ? running.view : views.get(m) ?? view(chat, m);
+    views.set(m, v);
+    v.update(live, i < shown.length - 10);
+    return v.e;
+  }));
+  if (!shown.length)
     log.append(make("div", { id: "hello" }, make("b", {}, "What shall we talk about?"),
                     "Turns share the cache of what was said before."));
-  else
-    for (const m of path(chat)) {
-      const live = running?.message === m;
-      const v = live ? running.view : view(chat, m);
-      v.update(live);
-      log.append(v.e);
-    }
+  document.title = chat?.title ? chat.title + " – Kvasir" : "Kvasir";
   showContext();
   toEnd();
 }

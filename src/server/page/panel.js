@@ -2,7 +2,8 @@
    The server's status, each second: speed, cache, tiers; the last five minutes as plots. */
 
 const HISTORY = 300; /* seconds */
-const HITS = { exact: "the whole prompt", prefix: "its beginning, all that was stored",
+const HITS = { __proto__: null, exact: "the whole prompt",
+               prefix: "its beginning, all that was stored",
                supersequence: "inside a longer text", common_prefix: "the part in common",
                miss: "nothing" };
 
@@ -44,7 +45,7 @@ const isPages = f => f.format !== "tables";
 
 function formatRows(cache) {
   const all = Array.isArray(cache.by_format) ? cache.by_format.filter(isObject) : [];
-  const kinds = { live: "in use", stored: "kept for later" };
+  const kinds = { __proto__: null, live: "in use", stored: "kept for later" };
   return all.filter(f => isPages(f) && number(f.bytes) > 0)
     .map((f, i) => [String(f.format ?? "?") + (f.kind in kinds ? ", " + kinds[f.kind] : ""),
                     number(f.bytes), "var(--f" + i % 5 + ")"]);
