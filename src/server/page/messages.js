@@ -155,7 +155,7 @@ function view(c, m) {
       foot.hidden = Boolean(live);
       if (!live)
         foot.replaceChildren(make("span", { className: "figures" }, figures(m.figures)),
-                             ...answerButtons(c, m, e));
+                             make("span", { className: "buttons" }, ...answerButtons(c, m, e)));
     }
   };
 }
