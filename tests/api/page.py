@@ -13,6 +13,7 @@ import argparse
 import base64
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -139,16 +140,17 @@ def test_hostile(b):
     b.check(BODY + ".querySelector('pre').textContent.length === 64 * 9 * 1820")
     b.js("document.querySelector('#list li.on').querySelector('[aria-label^=Delete]').click()")
     b.js("$('notice').hidden = true")
-    lines = ("'x '", "'*a_ '", "'['", "'![a]('", "'\\\\('", "'$a '", "'`'", "'<a '", "'**a **a* '",
-             "'http://a.b.'", "'|a'", "'> '", "'\\\\frac{'", "'&amp'", "'~~a'")
+    lines = ("'*a_ '", "'['", "'![a]('", "'\\\\('", "'`'", "'**a **a* '", "'http://a.b.'", "'|a'",
+             "'> '", "'\\\\frac{'", "'~~a'")
     for line in lines:
         for text in (f"{line}.repeat(19000).slice(0, 19900)",
                      f"({line}.repeat(40).slice(0, 500) + '\\n').repeat(200)",
                      f"'$$\\n' + {line}.repeat(900)", f"'```js\\n' + {line}.repeat(8000)"):
-            took = b.js(f"(() => {{ const t = performance.now(); fill(make('div'), {text}); "
-                        "return performance.now() - t; })()")
-            if took > 4000 * int(os.environ.get("TIMEOUT_FACTOR", 1)):
-                fail(f"{text} takes {took / 1000:.1f} s to show")
+            show = (f"(() => {{ const t = performance.now(); fill(make('div'), {text}); "
+                    "return performance.now() - t; })()")
+            limit = 4000 * int(os.environ.get("TIMEOUT_FACTOR", 1))
+            if all(b.js(show) > limit for _ in range(4)):  # once may be the machine's load
+                fail(f"{text} takes more than {limit / 1000:.0f} s to show")
     if b.errors:
         fail(f"console: {b.errors}")
     # markup that passes markdown-it by a mistake of ours would still meet DOMPurify
@@ -163,6 +165,25 @@ def test_hostile(b):
             "'cannot be formatted'); })() && said.message === 'the blocks are not balanced'")
     b.js("delete markdown.renderer.rules.hr")
     b.take_errors("Content Security Policy")
+
+
+PIECES = ("*", "**", "_", "`", "```", "~~~", "\n", "\n\n", "- ", "1. ", "> ", "# ", "|", "|--|",
+          "$", "$$", "\\(", "\\)", "\\[", "\\]", "[", "](", "http://a.b ", ")", "![", "<b>",
+          "</div>", "<div>", "<script>", "</script>", "&lt;", "&", "\\frac{a}{b}", "x^2", "    ",
+          "\t", "word ",
+          "\\begin{matrix}a&b\\\\c\\end{matrix}", "<!--", "-->", "\\", "{", "}", "python", "[x] ",
+          "<math>", "\\text{<b>}", "\\href{javascript:1}{x}", "\\color{red}", "\\def\\a{\\a\\a}",
+          "\\a", "\0", "\\boxed{", "\\rule{1em}{1em}", "\\includegraphics{x}", "=== ", "---\n")
+
+
+def test_random(b):
+    """Texts of random pieces: all can be formatted, and have no forbidden element."""
+    rng = random.Random(1)
+    texts = ["".join(rng.choices(PIECES, k=rng.randrange(3, 60))) for _ in range(1500)]
+    wrong = b.js(f"{json.dumps(texts)}.filter(t => {{ const e = make('div'); fill(e, t); return "
+                 f"!e.blocks || e.querySelector({json.dumps(FORBIDDEN)}); }})")
+    if wrong:
+        fail(f"{len(wrong)} random texts, the first: {wrong[0]!r}")
 
 
 def test_ends(b, log, gone):
@@ -566,6 +587,7 @@ def run_fake(b, folder, args):
         test_panel(b)
         test_long(b)
         b.js("$('new').click()")
+        test_random(b)
         test_hostile(b)
         b.js("$('new').click()")
         b.say("markdown")
