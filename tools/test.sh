@@ -117,6 +117,8 @@ all)
     tools/deps.sh all
     tools/fetch-model.sh ||
         echo "WARNING: no demo model in models/: the tests that need it will be skipped" >&2
+    tools/fetch-model.sh axe ||
+        echo "WARNING: api.page will not check how accessible the page is" >&2
     tools/clients.sh || echo "WARNING: api.clients will be skipped" >&2
 
     stage "gcc, release, warnings are errors"

@@ -295,7 +295,7 @@ static enum http_step run_page(struct server *s, struct http_exchange *exchange,
                                const struct route *r, const struct tenant *t) {
     struct http_reply reply = reply_head(s, exchange, HTTP_OK, SERVER_PAGE_TYPE);
     (void)r, (void)t;
-    http_reply_header(&reply, "Content-Security-Policy", SERVER_PAGE_CSP);
+    http_reply_header(&reply, "Content-Security-Policy", server_page_policy());
     return http_reply_static(exchange, &reply, SERVER_PAGE, SERVER_PAGE_LEN);
 }
 

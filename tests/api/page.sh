@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The page of the server (src/server/page.html) in headless Chromium: page.py. First served by a
-# fake server, which gives odd answers, then by `kvasir serve`: with a key and a model with scripted
-# answers, then with the demo model if there is one.
+# The page of the server (src/server/page/) in headless Chromium: page.py. First served by a fake
+# server, which gives odd answers, then by `kvasir serve`: with a key and a model with scripted
+# answers, then with the demo model if there is one. axe-core comes from `tools/fetch-model.sh axe`.
 . "$(dirname "$0")/../support/api.bash"
 unset http_proxy HTTP_PROXY all_proxy ALL_PROXY "${!KVASIR_@}"
+axe=$MODELS_DIR/axe.min.js
+[ -f "$axe" ] || { echo "page: not checked with axe-core: no $axe" && axe=; }
 page() { timeout "$(limit 250)" python3 "$SOURCE_DIR/tests/api/page.py" "$@"; }
-page
+page --page "$(dirname "$kvasir")/page.html" --axe "$axe"
 code=$?
 [ "$code" = 77 ] && exit 77
 [ "$code" = 0 ] || die "a fake server"

@@ -9,6 +9,8 @@ minutes.
 below picks one, any other message is repeated.
 """
 import argparse
+import base64
+import hashlib
 import http.server
 import json
 import os
@@ -22,11 +24,17 @@ lock = threading.Lock()
 served = {"prompt": 0, "cached": 0, "tokens": 0, "running": 0, "steps": 0}
 start = time.time()
 
+
 def policy(page):
-    """The Content-Security-Policy in page.h, next to the page."""
-    with open(os.path.join(os.path.dirname(page), "page.h")) as f:
-        text = f.read().split("#define SERVER_PAGE_CSP", 1)[1].split("#endif")[0]
-    return "".join(re.findall('"([^"]*)"', text))
+    """The Content-Security-Policy of page.h with the page's own hashes (page.c)."""
+    with open(os.path.join(os.path.dirname(__file__), "../../src/server/page.h")) as f:
+        text = f.read().split("#define SERVER_PAGE_POLICY", 1)[1].split("const char")[0]
+
+    def hashes(tag):
+        return "".join(
+            " 'sha256-" + base64.b64encode(hashlib.sha256(part).digest()).decode() + "'"
+            for part in re.findall(f"<{tag}>(.*?)</{tag}>".encode(), page, re.S))
+    return "".join(re.findall('"([^"]*)"', text)) % (hashes("style"), hashes("script"))
 
 
 def chunk(delta=None, finish=None, **more):
@@ -64,13 +72,54 @@ def code():
                      "<img src=x onerror=alert(1)> `<i>` is **text**.")
 
 
+def hostile():
+    yield from words("Before <script>window.hacked = 1</script> <img src=x onerror='hacked = 2'> "
+                     "[a](javascript:hacked=3) [b](data:text/html,x) "
+                     "![c](http://127.0.0.1:1/c.png) "
+                     "<svg/onload=hacked=4> &lt;b&gt; `</code><script>hacked = 5</script>`\n\n"
+                     "```html\n</code></pre><script>hacked = 6</script>\n```\n\n"
+                     "$\\href{javascript:hacked=7}{x}$ $\\text{<img src=x onerror=hacked=8>}$\n\n"
+                     "<style>body { display: none }</style><form action='http://127.0.0.1:1/'>\n\n"
+                     "| <b onclick=hacked=9>x |\n|---|\n| <iframe src='http://127.0.0.1:1/'> |\n")
+
+
+def flood():
+    """One line of 1 MiB."""
+    for _ in range(64):
+        yield chunk({"content": "<b>*_[($`" * 1820})
+
+
+MARKDOWN = """## Weights
+
+A **bold** word, a [link](https://example.org/a), `code` and $\\boxed{E = mc^2}$; $5 or $6.
+
+| n | square |
+|--:|--------|
+| 2 | $2^2$ |
+
+1. first
+   - inner
+
+- [x] done
+- [ ] open
+
+\\[
+\\int_0^1 x\\,dx = \\frac{1}{2}
+\\]
+
+```python
+def half(x):
+    return x / 2  # a comment
+```
+""".replace("\\\\", "\\")
 CACHE = ("It keeps the *keys* and *values* of all tokens so far, so that the next token attends to "
          "them without computing them again:\n\n```\nscores = q @ K.T / sqrt(d)\n"
          "out    = softmax(scores) @ V\n```\nIt grows with the text: `--kv-bits 8,4` makes it 2.5 "
          "times smaller than 16 bits.")
 PAGE = ("64 tokens of one sequence: K and V of every layer and head, in the format that they were "
         "encoded to when they were produced. Attention reads these very bytes.")
-ANSWERS = {"think": think, "fail": fail, "slow": slow, "code": code,
+ANSWERS = {"think": think, "hostile": hostile, "flood": flood,
+           "markdown": lambda: words(MARKDOWN), "fail": fail, "slow": slow, "code": code,
            "control": lambda: words("\033[2Jgone \u009b31m \x00\x07"),
            "long": lambda: words("too long"),
            "break": lambda: words("half of it"),
@@ -112,12 +161,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.log()
         if self.path == "/" and args.page:
             with open(args.page, "rb") as f:
-                self.send(200, "text/html; charset=utf-8", f.read(),
-                          Content_Security_Policy=policy(args.page))
+                page = f.read()
+            self.send(200, "text/html; charset=utf-8", page, Content_Security_Policy=policy(page))
         elif not self.allowed():
             pass
         elif self.path == "/v1/models":
-            self.json(200, {"object": "list", "data": [{"id": "fake-model", "object": "model"}]})
+            self.json(200, {"object": "list", "data": [{"id": "fake-model", "object": "model",
+                                                           "max_model_len": 4096}]})
         elif self.path == "/v1/status":
             self.json(200, self.status())
         else:
@@ -132,7 +182,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 "steps_executed": s["steps"], "total_prompt_tokens": s["prompt"],
                 "total_completion_tokens": s["tokens"], "total_cached_tokens": s["cached"],
                 "generation_tps": 99.5 if s["running"] else 0.0, "prompt_tps": 1234.0,
-                "cache": {"budget_bytes": 1 << 30, "used_bytes": pages + 65536,
+                "cache": {"format": "K 8 g64, V 4 g64", "budget_bytes": 1 << 30,
+                          "used_bytes": pages + 65536,
                           "resident_bytes": pages + 65536, "peak_bytes": pages + 65536,
                           "stored_bytes": pages,
                           "fixed_bytes": 65536,
@@ -141,7 +192,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
                                          "bytes": pages}],
                           "hits": {"exact": 0, "prefix": 3, "supersequence": 0,
                                    "common_prefix": 1, "miss": 2},
-                          "hit_rate": 0.66}}
+                          "hit_rate": 0.95},
+                "tiers": {"hit_tokens": 640, "stores": [
+                    {"tier": "disk", "bytes": 3 << 20, "limit_bytes": 1 << 30, "hit_pages": 10,
+                     "down": False}]}}
 
     def do_POST(self):
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -181,7 +235,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         prompt = sum(len(m["content"].split()) for m in body["messages"])
         cached = prompt - len(said.split())
         n = 0
-        for value in ANSWERS.get(said, lambda: words("You said: " + said))():
+        answer = ANSWERS.get(said, lambda: words("You said: " + said))
+        if body.get("continue_final_message"):
+            def answer():
+                return words(" and on.")
+        for value in answer():
             self.event(value)
             n += 1
             time.sleep(0.01)
