@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# exactness.sh [SERVER...]: the table of docs/exactness.md. `kvasir exactness` asks each server, with
-# SmolLM2 135M, the same prompts cold, warm, beside strangers, after eviction, after a restart; its
-# report goes to bench/results/exactness-DATE-SERVER.txt. Needs `make check` and a while.
+# exactness.sh [SERVER...]: the table of docs/exactness.md. `kvasir exactness` asks each server,
+# with SmolLM2 135M, the same prompts cold, warm, beside strangers, after eviction, after a restart;
+# its report goes to bench/results/exactness-DATE-SERVER.txt. Needs `make check` and minutes.
 #   kvasir-f16  kvasir-8,4  kvasir-4  kvasir-8,4-rotating    ours
 #   llama-server  llama-server-q8  llama-server-reuse        bench/exactness_peer.py
 set -euo pipefail
