@@ -24,6 +24,7 @@
  *   stream.c    writes the answer: stop texts, whole writes
  *   interrupt.c Ctrl-C
  *   notify.c    messages to systemd
+ *   top.c, top_read.c, top_view.c  a running server's figures, with a header of their own, top.h
  *   sandbox.c   serve's access to files and system calls
  *
  * Standard output carries only results; everything else goes to standard error. A command returns
@@ -74,6 +75,7 @@ int list_main(int argc, char **argv);
 int show_main(int argc, char **argv);
 int rm_main(int argc, char **argv);
 int serve_main(int argc, char **argv);
+int top_main(int argc, char **argv);
 
 /* ---- options (options.c) --------------------------------------------------------------------- */
 
@@ -349,6 +351,9 @@ int finish_output(const struct command *c);
 enum { MODEL_NAME_BYTES = 256 };
 void model_base_name(const char *path, char out[MODEL_NAME_BYTES]);
 
+/* Whether what is written to it may have colours: a terminal that knows them, and no NO_COLOR. */
+bool use_colour(FILE *to);
+
 /* Progress on standard error: a line that rewrites itself on a terminal and is cleared at the end,
  * else a line every few seconds. */
 struct progress {
@@ -381,6 +386,15 @@ void put_context_facts(json_t *object, const kvasir_context_info *info);
 char *remote_base(const char *url);
 struct curl_slist;
 int remote_headers(const struct command *c, const char *api_key, struct curl_slist **out);
+int remote_check_url(const struct command *c, const char *url);
+struct remote_reply {
+    long status;
+    struct text_buf body; /* text_free */
+    char why[256];        /* there is none */
+};
+/* GET of base and path. False: there is no whole reply. */
+bool remote_get(const char *base, const char *path, struct curl_slist *headers,
+                struct remote_reply *out);
 
 /* model_names.c: -m. Of a name that is no path, the path of the model that was pulled under it; an
  * error says how to get it. The path lives until the process ends. */
@@ -652,6 +666,7 @@ enum sandbox_feature {
     SANDBOX_MANAGER,    /* $NOTIFY_SOCKET */
     SANDBOX_CACHE_DIR,  /* a folder for prefixes, which exists */
     SANDBOX_CACHE_SECRET,
+    SANDBOX_TRACES,       /* a collector of them, over HTTP */
     SANDBOX_CACHE_REMOTE, /* a store of prefixes, whose host may have to be looked up at any time */
     SANDBOX_FEATURES
 };
@@ -667,8 +682,11 @@ int sandbox_read(const struct command *c, const char *mode, struct sandbox *s);
  * with --sandbox on it is an error if that is impossible. */
 int sandbox_files(const struct command *c, struct sandbox *s);
 /* From here on all threads make only the system calls that the features need while the server runs.
- * Says in a line what is restricted; quiet: only if something is not. Errors as above. */
-int sandbox_calls(const struct command *c, struct sandbox *s, bool quiet);
+ * text: what is restricted; "": nothing is to be said; quiet: only if something is not. Errors as
+ * above. */
+enum { SANDBOX_TEXT_MAX = 256 };
+int sandbox_calls(const struct command *c, struct sandbox *s, bool quiet,
+                  char text[SANDBOX_TEXT_MAX]);
 /* Whether it is the sandbox that keeps the process from reading the file. */
 bool sandbox_hides(const struct sandbox *s, const char *path);
 

@@ -96,6 +96,7 @@ static struct server_figures figures(struct server *s, const struct served *m) {
                                .unread = work_pool_waiting(s->work),
                                .requests = mem_account_figures(&s->requests),
                                .warm = warm_figures(s->warm),
+                               .traces = otlp_figures(s->otlp),
                                .kept_responses = kept.responses,
                                .kept_bytes = kept.bytes,
                                .sessions = sessions.sessions,
