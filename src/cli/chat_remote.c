@@ -345,10 +345,10 @@ static void remote_close(void *self) {
 }
 
 static int take_url(struct remote *r) {
-    const char *url = r->o->url;
-    if (strncmp(url, "http://", 7) != 0 && strncmp(url, "https://", 8) != 0)
-        return usage_error(r->c, "--url: \"%.80s\" begins with neither http:// nor https://", url);
-    r->base = remote_base(url);
+    const int code = remote_check_url(r->c, r->o->url);
+    if (code)
+        return code;
+    r->base = remote_base(r->o->url);
     return r->base ? EXIT_GOOD : run_error(r->c, "out of memory");
 }
 

@@ -22,6 +22,7 @@ static const struct {
     {"rm", "remove models by name", rm_main},
     {"cache-prompt", "evaluate a prompt and write its cache to a file", cache_prompt_main},
     {"serve", "answer requests over HTTP, with the APIs of OpenAI and Anthropic", serve_main},
+    {"top", "show what a running server does", top_main},
     {"batch", "answer a file of requests, many at once", batch_main},
     {"cache", "list, verify and clean a folder of stored pages", cache_main},
     {"perplexity", "measure a model's loss on a text, and its KL divergence from another run",
