@@ -39,6 +39,7 @@
 #include "files/safetensors.h"
 #include "hub/hub.h"
 #include "lab/lab.h"
+#include "util/bytes.h"
 #include "util/json.h"
 #include "util/near.h"
 #include <jansson.h>
@@ -334,7 +335,6 @@ int library_error(const struct command *c, const kvasir_error *err);
 int model_unchanged(const struct command *c, const kvasir_model *model, int code);
 
 /* "10.8 MiB". buf holds at least 24 bytes; returns buf. */
-char *human_bytes(double bytes, char *buf);
 /* a / b; 0 if b is 0 */
 double ratio(double a, double b);
 
@@ -387,10 +387,13 @@ char *remote_base(const char *url);
 struct curl_slist;
 int remote_headers(const struct command *c, const char *api_key, struct curl_slist **out);
 int remote_check_url(const struct command *c, const char *url);
+/* What a CURLcode means and what to do. error: curl's own text, or "". Returns out. */
+enum { REMOTE_WHY_MAX = 256 };
+const char *remote_explain(int result, const char *error, char out[REMOTE_WHY_MAX]);
 struct remote_reply {
     long status;
-    struct text_buf body; /* text_free */
-    char why[256];        /* there is none */
+    struct text_buf body;     /* text_free */
+    char why[REMOTE_WHY_MAX]; /* there is none */
 };
 /* GET of base and path. False: there is no whole reply. */
 bool remote_get(const char *base, const char *path, struct curl_slist *headers,
@@ -399,6 +402,10 @@ bool remote_get(const char *base, const char *path, struct curl_slist *headers,
 /* model_names.c: -m. Of a name that is no path, the path of the model that was pulled under it; an
  * error says how to get it. The path lives until the process ends. */
 int model_resolve(const struct command *c, const char **model);
+/* What to append to the error that a model does not exist: how to get one. Returns out; "": it is
+ * about something else. */
+enum { MODEL_HINT_MAX = 128 };
+const char *model_hint(const char *error, char out[MODEL_HINT_MAX]);
 /* A name as users type it, also without "hf:". */
 kvasir_status model_name_read(const char *text, struct hub_name *name,
                               kvasir_error *err) MUST_CHECK;

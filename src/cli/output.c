@@ -50,17 +50,6 @@ int run_error(const struct command *c, const char *format, ...) {
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-char *human_bytes(double bytes, char *buf) {
-    static const char *const UNITS[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    size_t unit = 0;
-    while (bytes >= 1024 && unit + 1 < sizeof UNITS / sizeof *UNITS) {
-        bytes /= 1024;
-        unit++;
-    }
-    snprintf(buf, 24, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, UNITS[unit]);
-    return buf;
-}
-
 double ratio(double a, double b) {
     return b > 0 ? a / b : 0;
 }

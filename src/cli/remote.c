@@ -32,6 +32,19 @@ int remote_check_url(const struct command *c, const char *url) {
     return usage_error(c, "--url: \"%.80s\" begins with neither http:// nor https://", url);
 }
 
+const char *remote_explain(int result, const char *error, char out[REMOTE_WHY_MAX]) {
+    const char *hint = result == CURLE_COULDNT_CONNECT
+                           ? ": is a server running there? \"kvasir serve\" starts one"
+                       : result == CURLE_COULDNT_RESOLVE_HOST ? ": is the URL right?"
+                                                              : "";
+    if (result == CURLE_SSL_CONNECT_ERROR) /* the TLS library's text tells nobody anything */
+        snprintf(out, REMOTE_WHY_MAX, "no TLS connection is possible: is it an http:// URL?");
+    else
+        snprintf(out, REMOTE_WHY_MAX, "%.180s%s",
+                 *error ? error : curl_easy_strerror((CURLcode)result), hint);
+    return out;
+}
+
 static size_t on_reply(char *data, size_t size, size_t n, void *user) {
     enum { REPLY_MAX = 64 << 20 };
     struct text_buf *body = user;
@@ -58,7 +71,7 @@ bool remote_get(const char *base, const char *path, struct curl_slist *headers,
         result = curl_easy_perform(h);
         curl_easy_getinfo(h, CURLINFO_RESPONSE_CODE, &out->status);
     }
-    snprintf(out->why, sizeof out->why, "%s", *error ? error : curl_easy_strerror(result));
+    (void)remote_explain((int)result, error, out->why);
     curl_easy_cleanup(h);
     text_free(&url);
     return result == CURLE_OK;

@@ -11,8 +11,8 @@
  * that is read again, none that takes a path.
  *
  * NEEDS is the one place that says which feature needs what. A new feature that opens a file or
- * makes a system call while the server runs gets a row; tests/api/sandbox.py uses all of them.
- * There is no row for devices: the program has no backend that uses one. CUDA's driver opens
+ * makes a system call while the server runs gets a row; sandbox.py and traces.py of tests/api/ use
+ * all. There is no row for devices: the program has no backend that uses one. CUDA's driver opens
  * /dev/nvidia* and calls ioctl on them, from threads of its own.
  */
 #define _GNU_SOURCE /* O_PATH, CLONE_THREAD */

@@ -56,9 +56,7 @@ static int look(struct top *t, bool speaks) {
     struct top_sample s;
     int code = remote_get(t->base, "/metrics", t->headers, &reply) ? EXIT_GOOD : EXIT_RUN;
     if (code && speaks)
-        run_error(&COMMAND,
-                  "%s/metrics: %s: is a server running there? \"kvasir serve\" starts one", t->base,
-                  reply.why);
+        run_error(&COMMAND, "%s/metrics: %s", t->base, reply.why);
     else if (!code && (reply.status == 401 || reply.status == 403))
         code = usage_error(&COMMAND, "--api-key: %s asks for %s key", t->base,
                            t->a->api_key ? "another" : "a");

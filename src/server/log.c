@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 
 enum { QUEUE_BYTES = 16 << 20 }; /* of lines that are not written yet */
@@ -40,11 +41,12 @@ static const char *const LEVELS[] = {"error", "warn", "info", "debug"};
 
 bool server_log_level_read(const char *name, enum server_log_level *out) {
     for (size_t i = 0; i < sizeof LEVELS / sizeof *LEVELS; i++)
-        if (strcmp(LEVELS[i], name) == 0) {
+        if (strcasecmp(LEVELS[i], name) == 0) {
             *out = (enum server_log_level)i;
             return true;
         }
-    return false;
+    *out = SERVER_LOG_WARN; /* Python's name for it */
+    return strcasecmp(name, "warning") == 0;
 }
 
 /* "2026-11-26T19:11:37.123Z" */

@@ -80,6 +80,7 @@ static void test_lines(void **state) {
     assert_null(server_log_line(true, SERVER_LOG_INFO, NULL));
     enum server_log_level level;
     assert_true(server_log_level_read("debug", &level) && level == SERVER_LOG_DEBUG);
+    assert_true(server_log_level_read("WARNING", &level) && level == SERVER_LOG_WARN);
     assert_false(server_log_level_read("loud", &level));
 }
 
