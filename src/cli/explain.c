@@ -123,6 +123,8 @@ _Static_assert(sizeof SENTENCES / sizeof *SENTENCES == KVASIR_FACT_MAP(COUNT_FAC
 
 static void write_fact(FILE *to, const kvasir_fact *f) {
     char bytes[HUMAN_BYTES];
+    const bool yellow = strncmp(SENTENCES[f->kind], "warning:", 8) == 0 && use_colour(to);
+    fputs(yellow ? "\033[33m" : "", to);
     for (const char *p = SENTENCES[f->kind]; *p; p++) {
         if (*p != '{') {
             fputc(*p, to);
@@ -139,6 +141,7 @@ static void write_fact(FILE *to, const kvasir_fact *f) {
             fprintf(to, "%llu", (unsigned long long)n);
         p = strchr(p, '}');
     }
+    fputs(yellow ? "\033[0m" : "", to);
 }
 
 /* Which layers cache what, unless all cache alike. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "server/otlp.h"
+#include "util/util.h"
 
 #include <cmocka.h>
 
@@ -166,12 +167,38 @@ static void test_spans(void **state) {
     json_decref(all);
 }
 
+/* ---- a collector that is not there ----------------------------------------------------------- */
+
+/* Port 1 refuses at once. What does not fit the ring is dropped; nothing waits. */
+static void test_no_collector(void **state) {
+    enum { MANY = 5000 };
+    const struct otlp_request r = {
+        .trace = {TRACE, "", true}, .route = "chat", .finish = "stop", .begin_us = 1, .end_us = 2};
+    struct otlp *o = otlp_create("http://127.0.0.1:1/v1/traces", NULL);
+    (void)state;
+    assert_non_null(o);
+    const double start = clock_seconds();
+    for (int i = 0; i < MANY; i++)
+        otlp_add(o, &r);
+    assert_true(clock_seconds() - start < 1);
+    struct otlp_figures f;
+    do
+        f = otlp_figures(o);
+    while (f.sent + f.failed + f.dropped < MANY && clock_seconds() - start < 60);
+    assert_true(f.on && f.sent == 0);
+    assert_true(f.failed >= 1024 && f.dropped > 0 && f.failed + f.dropped == MANY);
+    otlp_add(o, &r);
+    otlp_destroy(o);
+    otlp_destroy(NULL);
+    otlp_add(NULL, &r);
+    assert_false(otlp_figures(NULL).on);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_traceparent),
-        cmocka_unit_test(test_random_ids),
-        cmocka_unit_test(test_lines),
-        cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_traceparent),  cmocka_unit_test(test_random_ids),
+        cmocka_unit_test(test_lines),        cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_no_collector),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
