@@ -160,6 +160,7 @@ typedef struct kvasir_event {
     uint32_t rank; /* PROMPT_TOKEN: so many tokens are at least as likely, itself counted */
     const float *asked_logprobs; /* DONE: [n_asked], of asked_tokens */
     size_t n_asked;
+    double lookup_seconds; /* START: how long stored prefixes were looked up and loaded */
 } kvasir_event;
 /* Called on the engine's thread, which waits meanwhile: copy what is needed and return. It may call
  * kvasir_engine_cancel, but not submit or destroy. */

@@ -34,7 +34,7 @@ measure() {
     python3 - "$1" "$scratch/log" "$scratch/status" <<'PY'
 import json, re, statistics, sys
 name, log, status = sys.argv[1:]
-lines = [dict(re.findall(r"(\w+)=(\S+)", l)) for l in open(log) if l.startswith("id=")]
+lines = [dict(re.findall(r"(\w+)=(\S+)", l)) for l in open(log) if " id=" in l]
 first, later = lines[0], lines[1:]
 cache = json.load(open(status))["cache"]
 print("%-6s %9s %12s %12d %12.0f %14.2f" % (

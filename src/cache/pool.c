@@ -54,6 +54,7 @@
 #include <string.h>
 
 #include "cache/cache_internal.h"
+#include "util/bytes.h"
 
 #define UNIT_BYTES ((size_t)2 << 20)
 enum { ADDR_PER_UNIT = (2 << 20) / PAGE_ADDR_UNIT };
@@ -491,9 +492,10 @@ kvasir_status pool_check_room(const struct kv_pool *p, uint64_t need, kvasir_err
     const uint64_t used = p->stats.used_bytes + p->stats.charged_bytes;
     if (need <= p->stats.budget_bytes - used)
         return KVASIR_OK;
-    return fail(err, KVASIR_ERR_BUDGET,
-                "cache budget is %" PRIu64 " bytes, %" PRIu64 " in use, %" PRIu64 " more needed",
-                p->stats.budget_bytes, used, need);
+    char text[3][HUMAN_BYTES];
+    return fail(err, KVASIR_ERR_BUDGET, "cache budget is %s, %s in use, %s more needed",
+                human_bytes((double)p->stats.budget_bytes, text[0]),
+                human_bytes((double)used, text[1]), human_bytes((double)need, text[2]));
 }
 
 static void note_peak(struct kv_pool *p) {

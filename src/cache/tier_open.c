@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "cache/tier_disk.h"
+#include "util/bytes.h"
 
 #define SEGMENT_BYTES ((uint64_t)256 << 20)
 enum {
@@ -335,10 +336,11 @@ kvasir_status disk_take_folder(const struct tier_disk_options *o, struct tier_di
 kvasir_status tier_disk_create(const struct tier_disk_options *o, struct tier **out,
                                kvasir_error *err) {
     struct tier_disk *d;
+    char limit[HUMAN_BYTES], least[HUMAN_BYTES];
     if (o->limit_bytes < TIER_DISK_LEAST)
-        return fail(err, KVASIR_ERR_ARGUMENT,
-                    "the limit of %s is %" PRIu64 " bytes; at least %" PRIu64 " are needed", o->dir,
-                    o->limit_bytes, TIER_DISK_LEAST);
+        return fail(err, KVASIR_ERR_ARGUMENT, "the limit of %s is %s; at least %s are needed",
+                    o->dir, human_bytes((double)o->limit_bytes, limit),
+                    human_bytes((double)TIER_DISK_LEAST, least));
     TRY(disk_take_folder(o, &d, err));
     d->segment_bytes = choose_segment_bytes(o);
     kvasir_status status =

@@ -14,7 +14,8 @@
 #include <string.h>
 
 void answer_begin(struct answer *a, bool terminal) {
-    *a = (struct answer){.terminal = terminal, .begin = clock_seconds()};
+    *a = (struct answer){
+        .terminal = terminal, .colour = terminal && use_colour(stdout), .begin = clock_seconds()};
 }
 
 static void write_safely(FILE *to, const char *text, size_t len) {
@@ -41,10 +42,10 @@ static int show(const struct command *c, struct answer *a, enum answer_part_kind
     if (!a->terminal && part == ANSWER_REASONING)
         return EXIT_GOOD;
     const bool was_reasoning = a->begun && a->shown == ANSWER_REASONING;
-    if (part == ANSWER_REASONING && !was_reasoning)
+    if (part == ANSWER_REASONING && !was_reasoning && a->colour)
         fputs("\033[2m", stdout);
     if (part == ANSWER_CONTENT && was_reasoning)
-        fputs(a->last == '\n' ? "\033[0m\n" : "\033[0m\n\n", stdout);
+        printf("%s%s", a->colour ? "\033[0m" : "", a->last == '\n' ? "\n" : "\n\n");
     a->begun = true;
     a->shown = part;
     a->last = text[len - 1];
@@ -75,7 +76,7 @@ int answer_end(const struct command *c, struct answer *a) {
     if (a->first == 0)
         a->first = a->end;
     if (a->begun && a->shown == ANSWER_REASONING)
-        fputs("\033[0m", stdout);
+        fputs(a->colour ? "\033[0m" : "", stdout);
     if (a->begun && a->last != '\n')
         putchar('\n');
     if (a->terminal)

@@ -46,7 +46,7 @@ void lines_close(struct lines *l);
 
 /* Its parts are ANSWER_CONTENT and ANSWER_REASONING. */
 struct answer {
-    bool terminal;
+    bool terminal, colour;
     struct text_buf parts[2];
     bool begun;                  /* something was written; the last part and byte of it: */
     enum answer_part_kind shown; /* this part */

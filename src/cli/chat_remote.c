@@ -15,6 +15,7 @@
 #include <curl/curl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static const size_t BODY_MAX = (size_t)4 << 20;
 
@@ -156,8 +157,12 @@ static int refused(struct call *call, const char *path) {
     json_t *body;
     (void)!json_load_request(call->in.data, call->in.len, 0, &body, NULL);
     const char *why = error_of(body);
+    const bool other = !why && call->status == 404;
     int code = run_error(call->r->c, "%s%s: HTTP %ld%s%s", call->r->base, path, call->status,
-                         why ? ": " : "", why ? why : "");
+                         why || other ? ": " : "",
+                         other ? "no server with OpenAI's API: is --url right?"
+                         : why ? why
+                               : "");
     json_decref(body);
     return code;
 }
@@ -166,7 +171,7 @@ static int refused(struct call *call, const char *path) {
 static int call_server(struct call *call, const char *path, const char *body) {
     struct remote *r = call->r;
     struct text_buf url = {0};
-    char why[CURL_ERROR_SIZE] = "";
+    char why[CURL_ERROR_SIZE] = "", explained[REMOTE_WHY_MAX];
     if (!text_puts(&url, r->base) || !text_puts(&url, path)) {
         text_free(&url);
         return run_error(r->c, "out of memory for the URL");
@@ -193,7 +198,8 @@ static int call_server(struct call *call, const char *path, const char *body) {
     if (call->code || (result && interrupted()))
         return call->code;
     if (result)
-        return run_error(r->c, "%s%s: %s", r->base, path, *why ? why : curl_easy_strerror(result));
+        return run_error(r->c, "%s%s: %s", r->base, path,
+                         remote_explain((int)result, why, explained));
     return call->status == 200 ? EXIT_GOOD : refused(call, path);
 }
 
@@ -345,10 +351,10 @@ static void remote_close(void *self) {
 }
 
 static int take_url(struct remote *r) {
-    const char *url = r->o->url;
-    if (strncmp(url, "http://", 7) != 0 && strncmp(url, "https://", 8) != 0)
-        return usage_error(r->c, "--url: \"%.80s\" begins with neither http:// nor https://", url);
-    r->base = remote_base(url);
+    const int code = remote_check_url(r->c, r->o->url);
+    if (code)
+        return code;
+    r->base = remote_base(r->o->url);
     return r->base ? EXIT_GOOD : run_error(r->c, "out of memory");
 }
 
@@ -369,6 +375,10 @@ static int find_model(struct remote *r) {
 }
 
 static void print_facts(const struct remote *r) {
+    struct stat st;
+    if (r->o->model && stat(r->o->model, &st) == 0)
+        fprintf(stderr, "note:   with --url, -m is a name that the server knows: the file here is "
+                        "not used\n");
     fprintf(stderr, "server: %s, model ", r->base);
     print_safely(stderr, r->model);
     fputc('\n', stderr);

@@ -24,6 +24,7 @@
  *   stream.c    writes the answer: stop texts, whole writes
  *   interrupt.c Ctrl-C
  *   notify.c    messages to systemd
+ *   top.c, top_read.c, top_view.c  a running server's figures, with a header of their own, top.h
  *   sandbox.c   serve's access to files and system calls
  *
  * Standard output carries only results; everything else goes to standard error. A command returns
@@ -38,6 +39,7 @@
 #include "files/safetensors.h"
 #include "hub/hub.h"
 #include "lab/lab.h"
+#include "util/bytes.h"
 #include "util/json.h"
 #include "util/near.h"
 #include <jansson.h>
@@ -75,6 +77,7 @@ int list_main(int argc, char **argv);
 int show_main(int argc, char **argv);
 int rm_main(int argc, char **argv);
 int serve_main(int argc, char **argv);
+int top_main(int argc, char **argv);
 
 /* ---- options (options.c) --------------------------------------------------------------------- */
 
@@ -333,7 +336,6 @@ int library_error(const struct command *c, const kvasir_error *err);
 int model_unchanged(const struct command *c, const kvasir_model *model, int code);
 
 /* "10.8 MiB". buf holds at least 24 bytes; returns buf. */
-char *human_bytes(double bytes, char *buf);
 /* a / b; 0 if b is 0 */
 double ratio(double a, double b);
 
@@ -349,6 +351,9 @@ int finish_output(const struct command *c);
 /* The last part of the model's path, as clients see it. */
 enum { MODEL_NAME_BYTES = 256 };
 void model_base_name(const char *path, char out[MODEL_NAME_BYTES]);
+
+/* Whether what is written to it may have colours: a terminal that knows them, and no NO_COLOR. */
+bool use_colour(FILE *to);
 
 /* Progress on standard error: a line that rewrites itself on a terminal and is cleared at the end,
  * else a line every few seconds. */
@@ -382,10 +387,26 @@ void put_context_facts(json_t *object, const kvasir_context_info *info);
 char *remote_base(const char *url);
 struct curl_slist;
 int remote_headers(const struct command *c, const char *api_key, struct curl_slist **out);
+int remote_check_url(const struct command *c, const char *url);
+/* What a CURLcode means and what to do. error: curl's own text, or "". Returns out. */
+enum { REMOTE_WHY_MAX = 256 };
+const char *remote_explain(int result, const char *error, char out[REMOTE_WHY_MAX]);
+struct remote_reply {
+    long status;
+    struct text_buf body;     /* text_free */
+    char why[REMOTE_WHY_MAX]; /* there is none */
+};
+/* GET of base and path. False: there is no whole reply. */
+bool remote_get(const char *base, const char *path, struct curl_slist *headers,
+                struct remote_reply *out);
 
 /* model_names.c: -m. Of a name that is no path, the path of the model that was pulled under it; an
  * error says how to get it. The path lives until the process ends. */
 int model_resolve(const struct command *c, const char **model);
+/* What to append to the error that a model does not exist: how to get one. Returns out; "": it is
+ * about something else. */
+enum { MODEL_HINT_MAX = 128 };
+const char *model_hint(const char *error, char out[MODEL_HINT_MAX]);
 /* A name as users type it, also without "hf:". */
 kvasir_status model_name_read(const char *text, struct hub_name *name,
                               kvasir_error *err) MUST_CHECK;
@@ -653,6 +674,7 @@ enum sandbox_feature {
     SANDBOX_MANAGER,    /* $NOTIFY_SOCKET */
     SANDBOX_CACHE_DIR,  /* a folder for prefixes, which exists */
     SANDBOX_CACHE_SECRET,
+    SANDBOX_TRACES,       /* a collector of them, over HTTP */
     SANDBOX_CACHE_REMOTE, /* a store of prefixes, whose host may have to be looked up at any time */
     SANDBOX_FEATURES
 };
@@ -668,8 +690,11 @@ int sandbox_read(const struct command *c, const char *mode, struct sandbox *s);
  * with --sandbox on it is an error if that is impossible. */
 int sandbox_files(const struct command *c, struct sandbox *s);
 /* From here on all threads make only the system calls that the features need while the server runs.
- * Says in a line what is restricted; quiet: only if something is not. Errors as above. */
-int sandbox_calls(const struct command *c, struct sandbox *s, bool quiet);
+ * text: what is restricted; "": nothing is to be said; quiet: only if something is not. Errors as
+ * above. */
+enum { SANDBOX_TEXT_MAX = 256 };
+int sandbox_calls(const struct command *c, struct sandbox *s, bool quiet,
+                  char text[SANDBOX_TEXT_MAX]);
 /* Whether it is the sandbox that keeps the process from reading the file. */
 bool sandbox_hides(const struct sandbox *s, const char *path);
 

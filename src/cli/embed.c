@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct embed_args {
     kvasir_model_options load;
@@ -175,6 +176,9 @@ static int run_lines(struct run *r) {
     char *text = NULL;
     size_t len = 0;
     int code = read_text(&COMMAND, "-f", r->a->file, &text, &len);
+    struct progress progress;
+    const bool watched = !r->a->quiet && isatty(STDERR_FILENO) && !isatty(STDOUT_FILENO);
+    progress_start(&progress, watched ? "embed" : NULL, len, "bytes");
     for (size_t at = 0; at < len && !code;) {
         const char *end = memchr(text + at, '\n', len - at);
         const size_t n = end ? (size_t)(end - text) - at : len - at;
@@ -182,7 +186,9 @@ static int run_lines(struct run *r) {
         at += n + 1;
         if (!code && (r->n == WAVE || at >= len))
             code = run_wave(r);
+        progress_step(&progress, min_size(at, len));
     }
+    progress_end(&progress);
     free(text);
     return code;
 }

@@ -256,10 +256,11 @@ static bool read_answer(struct exact_answer *a, const json_t *body) {
 static int take_answer(const struct exact_server *s, const struct call *call,
                        struct exact_answer *a) {
     json_t *body = NULL;
+    char explained[REMOTE_WHY_MAX];
     int code = EXIT_GOOD;
     if (call->result)
         return run_error(s->c, "%s: %s", call->url,
-                         *call->why ? call->why : curl_easy_strerror(call->result));
+                         remote_explain((int)call->result, call->why, explained));
     const bool json = json_load_request(call->in.data ? call->in.data : "", call->in.len, 0, &body,
                                         NULL) == KVASIR_OK;
     if (call->status != 200)

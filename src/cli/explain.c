@@ -61,7 +61,7 @@ static const char *flag_of(const struct command *c, const char *field, char buf[
 }
 
 int library_error(const struct command *c, const kvasir_error *err) {
-    char buf[64], advice[128] = "";
+    char buf[64], advice[128] = "", hint[MODEL_HINT_MAX];
     const char *flag = err->field ? flag_of(c, err->field, buf) : NULL;
     if (flag || err->code == KVASIR_ERR_ARGUMENT)
         return usage_error(c, "%s%s%s", flag ? flag : "", flag ? ": " : "", err->text);
@@ -72,7 +72,7 @@ int library_error(const struct command *c, const kvasir_error *err) {
         }
     if (err->offset >= 0)
         return run_error(c, "%s (at byte %lld)", err->text, (long long)err->offset);
-    return run_error(c, "%s%s", err->text, advice);
+    return run_error(c, "%s%s%s", err->text, advice, model_hint(err->text, hint));
 }
 
 int model_unchanged(const struct command *c, const kvasir_model *model, int code) {
@@ -83,22 +83,23 @@ int model_unchanged(const struct command *c, const kvasir_model *model, int code
 
 /* ---- facts ----------------------------------------------------------------------------------- */
 
-/* {0} is n[0] and so on, {0:c} the name of a source of key centres, {1/2} a quotient. */
+/* {0} is n[0] and so on, {0:b} as bytes, {0:c} the name of a source of key centres, {1/2} a
+ * quotient. */
 static const char *const SENTENCES[] = {
     [KVASIR_FACT_LAYERS_EXACT] = "warning: --kv-bits leaves {0} layer(s) at f16: no group "
                                  "size fits their heads of {1} values",
     [KVASIR_FACT_CHUNK_LOWERED] = "--prefill-chunk {0} is lowered to {1}: this model's steps need "
-                                  "{2} bytes a row",
+                                  "{2:b} a row",
     [KVASIR_FACT_CTX_LOWERED] = "the context is lowered to {0} tokens: a cache for the model's {1} "
-                                "does not fit into {2} bytes",
+                                "does not fit into {2:b}",
     [KVASIR_FACT_CTX_UNTRAINED] = "warning: --ctx {0} is more than the {1} tokens that the model "
                                   "was trained for",
-    [KVASIR_FACT_BUDGET_SMALL] = "warning: a sequence may need {0} bytes of cache, the budget is "
-                                 "{1}",
+    [KVASIR_FACT_BUDGET_SMALL] = "warning: a sequence may need {0:b} of cache, the budget is "
+                                 "{1:b}",
     [KVASIR_FACT_BUDGET_TOKENS] = "the budget has room for a sequence of {0} tokens",
     [KVASIR_FACT_START_UNUSED] = "--quantized-kv-start has no effect: the cache is not quantized",
-    [KVASIR_FACT_START_EXACT] = "--quantized-kv-start: the first {0} tokens stay f16: {1} bytes a "
-                                "token instead of {2}",
+    [KVASIR_FACT_START_EXACT] = "--quantized-kv-start: the first {0} tokens stay f16: {1:b} a "
+                                "token instead of {2:b}",
     [KVASIR_FACT_MAX_SIZE_UNUSED] = "--max-kv-size has no effect: every layer keeps its own window "
                                     "of {0} tokens",
     [KVASIR_FACT_WINDOW_KEPT] = "--max-kv-size {0}: layers with a window keep their own of {1} "
@@ -121,13 +122,18 @@ _Static_assert(sizeof SENTENCES / sizeof *SENTENCES == KVASIR_FACT_MAP(COUNT_FAC
                "every fact has a sentence");
 
 static void write_fact(FILE *to, const kvasir_fact *f) {
+    char bytes[HUMAN_BYTES];
+    const bool yellow = strncmp(SENTENCES[f->kind], "warning:", 8) == 0 && use_colour(to);
+    fputs(yellow ? "\033[33m" : "", to);
     for (const char *p = SENTENCES[f->kind]; *p; p++) {
         if (*p != '{') {
             fputc(*p, to);
             continue;
         }
         const uint64_t n = f->n[p[1] - '0'];
-        if (p[2] == ':')
+        if (p[2] == ':' && p[3] == 'b')
+            fputs(human_bytes((double)n, bytes), to);
+        else if (p[2] == ':')
             fputs(CENTRE_SOURCES[n], to);
         else if (p[2] == '/')
             fprintf(to, "%.1f", ratio((double)n, (double)f->n[p[3] - '0']));
@@ -135,27 +141,29 @@ static void write_fact(FILE *to, const kvasir_fact *f) {
             fprintf(to, "%llu", (unsigned long long)n);
         p = strchr(p, '}');
     }
+    fputs(yellow ? "\033[0m" : "", to);
 }
 
 /* Which layers cache what, unless all cache alike. */
 static void write_groups(FILE *to, const kvasir_context_info *i, const char *begin) {
     if (i->n_groups <= 1 && !i->recurrent_layers && !i->sharing_layers)
         return;
+    char bytes[HUMAN_BYTES];
     fputs(begin, to);
     for (uint32_t g = 0; g < i->n_groups; g++) {
         const kvasir_layer_group *l = &i->groups[g];
         char window[32] = "all tokens";
         if (l->window)
             snprintf(window, sizeof window, "%u tokens", l->window);
-        fprintf(to, "%s%u layer%s see%s %s: K %s, V %s, %llu bytes a token", g ? "; " : "",
-                l->layers, l->layers == 1 ? "" : "s", l->layers == 1 ? "s" : "", window,
-                l->k_format, l->v_format, (unsigned long long)l->bytes_per_token);
+        fprintf(to, "%s%u layer%s see%s %s: K %s, V %s, %s a token", g ? "; " : "", l->layers,
+                l->layers == 1 ? "" : "s", l->layers == 1 ? "s" : "", window, l->k_format,
+                l->v_format, human_bytes((double)l->bytes_per_token, bytes));
     }
     if (i->sharing_layers)
         fprintf(to, "; %u read the K and V of others", i->sharing_layers);
     if (i->recurrent_layers)
-        fprintf(to, "; %u recurrent: %llu bytes a sequence", i->recurrent_layers,
-                (unsigned long long)i->state_bytes);
+        fprintf(to, "; %u recurrent: %s a sequence", i->recurrent_layers,
+                human_bytes((double)i->state_bytes, bytes));
     fputc('\n', to);
 }
 
@@ -170,9 +178,9 @@ static void write_notes(FILE *to, const kvasir_context_info *i, const char *begi
     write_groups(to, i, begin);
     if (i->visible)
         fprintf(to,
-                "%sa token sees at most %u: at any length at most %llu bytes of cache, the pages "
-                "of a step of %u tokens included\n",
-                begin, i->visible, (unsigned long long)i->ctx_bytes, i->prefill_chunk);
+                "%sa token sees at most %u: at any length at most %s of cache, the pages of a step "
+                "of %u tokens included\n",
+                begin, i->visible, human_bytes((double)i->ctx_bytes, bytes), i->prefill_chunk);
     else
         fprintf(to, "%sa sequence of %u tokens takes %s of cache\n", begin, i->ctx,
                 human_bytes((double)i->ctx_bytes, bytes));

@@ -23,6 +23,7 @@ static const struct {
     {"rm", "remove models by name", rm_main},
     {"cache-prompt", "evaluate a prompt and write its cache to a file", cache_prompt_main},
     {"serve", "answer requests over HTTP, with the APIs of OpenAI and Anthropic", serve_main},
+    {"top", "show what a running server does", top_main},
     {"batch", "answer a file of requests, many at once", batch_main},
     {"cache", "list, verify and clean a folder of stored pages", cache_main},
     {"perplexity", "measure a model's loss on a text, and its KL divergence from another run",
@@ -50,19 +51,29 @@ static void print_usage(FILE *to) {
             "\nkvasir help COMMAND lists a command's flags, kvasir version prints the version.\n");
 }
 
+/* What other programs call a command of ours. */
+static const char *const OTHERS[][2] = {
+    {"run", "chat"},          {"ls", "list"},   {"download", "pull"},
+    {"get", "pull"},          {"remove", "rm"}, {"delete", "rm"},
+    {"complete", "generate"}, {"ps", "top"},    {"bench", "bench-kv-cache"}};
+
 static int unknown_command(const char *name) {
-    char names[200] = "";
     struct near near = {0};
-    for (size_t i = 0; i < N_COMMANDS; i++)
+    if (*name == '-')
+        return usage_error(NULL,
+                           "unknown command \"%.60s\": the command comes before its flags, as in "
+                           "kvasir chat %.60s; see kvasir help",
+                           name, name);
+    for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++)
+        if (strcmp(OTHERS[i][0], name) == 0)
+            near.best = OTHERS[i][1];
+    const bool known = near.best != NULL;
+    for (size_t i = 0; i < N_COMMANDS && !known; i++)
         near_try(&near, name, strlen(name), COMMANDS[i].name);
     if (near.best)
         return usage_error(NULL, "unknown command \"%.60s\": did you mean %s? See kvasir help",
                            name, near.best);
-    for (size_t i = 0; i < N_COMMANDS; i++) {
-        strcat(names, i ? ", " : "");
-        strcat(names, COMMANDS[i].name);
-    }
-    return usage_error(NULL, "unknown command \"%.60s\"; commands are %s", name, names);
+    return usage_error(NULL, "unknown command \"%.60s\": kvasir help lists the commands", name);
 }
 
 static int run_command(int argc, char **argv) {

@@ -131,6 +131,28 @@ static int keep_path(const struct command *c, const char *path, const char **mod
     return EXIT_GOOD;
 }
 
+/* What -m was if it was neither a path nor a name; NULL. */
+static const char *missing;
+
+const char *model_hint(const char *error, char out[MODEL_HINT_MAX]) {
+    static const char NO_FILE[] = ": No such file or directory";
+    const size_t n = missing ? strlen(missing) : 0;
+    struct near near = {0};
+    const char *known, *stands_for;
+    *out = 0;
+    if (!missing || strncmp(error, missing, n) != 0 || strcmp(error + n, NO_FILE) != 0)
+        return out;
+    for (size_t i = 0; (known = hub_short_name(i, &stands_for)) != NULL; i++)
+        near_try(&near, missing, n, known);
+    if (near.best && !strchr(missing, '/'))
+        snprintf(out, MODEL_HINT_MAX, ": did you mean %s?", near.best);
+    else
+        snprintf(out, MODEL_HINT_MAX,
+                 "; \"kvasir pull\" gets a model by name, \"kvasir list "
+                 "--short\" has short names");
+    return out;
+}
+
 int model_resolve(const struct command *c, const char **model) {
     struct stat st;
     struct hub h;
@@ -141,8 +163,10 @@ int model_resolve(const struct command *c, const char **model) {
         return EXIT_GOOD;
     if (model_name_read(*model, &name, &err) != KVASIR_OK)
         return usage_error(c, "-m: %s", err.text);
-    if (name.kind == HUB_NOT_A_NAME)
-        return EXIT_GOOD; /* opening it says what is wrong with the path */
+    if (name.kind == HUB_NOT_A_NAME) {
+        missing = *model; /* opening it says what is wrong with the path */
+        return EXIT_GOOD;
+    }
     hub_from_environment(&h);
     if (hub_find(&h, &name, path, &err) != KVASIR_OK)
         return run_error(c, "-m: %s", err.text);

@@ -15,8 +15,13 @@ void *option_field(const struct option *o, void *args) {
 
 static int bad_number(const struct command *c, const struct option *o, const char *flag,
                       const char *text) {
-    return usage_error(c, "%s: \"%.60s\" is not a %snumber", flag, text,
-                       o->kind == OPTION_FLOAT ? "" : "whole ");
+    const size_t n = strlen(o->name);
+    const char *unit = n > 3 ? o->name + n - 3 : "";
+    return usage_error(c, "%s: \"%.60s\" is not a %snumber%s", flag, text,
+                       o->kind == OPTION_FLOAT ? "" : "whole ",
+                       strcmp(unit, "-mb") == 0   ? " of MiB"
+                       : strcmp(unit, "-gb") == 0 ? " of GiB"
+                                                  : "");
 }
 
 static int out_of_range(const struct command *c, const struct option *o, const char *flag,

@@ -47,6 +47,8 @@ static int read_operand(const struct command *c, const char *word, void *args) {
         return option_read(c, model, "MODEL", word, args); /* as with vllm serve */
     if (last)
         return usage_error(c, "one %s only, then came \"%.60s\"", last->name, word);
+    if (option_find(c, "--prompt", strlen("--prompt")))
+        return usage_error(c, "unexpected argument \"%.60s\": a prompt comes after -p", word);
     return usage_error(c, "unexpected argument \"%.60s\"; see kvasir %s --help", word, c->name);
 }
 
@@ -65,8 +67,12 @@ static int check_required(const struct command *c, void *args) {
             o->instead ? option_find(c, o->instead, strlen(o->instead)) : NULL;
         if (o->required && !*(const char **)option_field(o, args) &&
             !(other && *(const char **)option_field(other, args)))
-            return usage_error(c, "%s: missing; see kvasir %s --help",
-                               o->alias ? o->alias : o->name, c->name);
+            return usage_error(c, "%s: missing%s; see kvasir %s --help",
+                               o->alias ? o->alias : o->name,
+                               strcmp(o->name, "--model") == 0
+                                   ? ": a model's file, folder or name (kvasir list --short)"
+                                   : "",
+                               c->name);
     }
     for (size_t i = 0; i < c->n_options; i++) {
         const struct option *o = &c->options[i];

@@ -15,6 +15,11 @@
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
+bool use_colour(FILE *to) {
+    const char *off = getenv("NO_COLOR"), *terminal = getenv("TERM");
+    return !(off && *off) && isatty(fileno(to)) && terminal && strcmp(terminal, "dumb") != 0;
+}
+
 static void error_line(const struct command *c, const char *format, va_list args) {
     char text[1024];
     vsnprintf(text, sizeof text, format, args);
@@ -22,7 +27,9 @@ static void error_line(const struct command *c, const char *format, va_list args
         if ((unsigned char)*p < 0x20 || *p == 0x7f)
             *p = '?';
     fflush(stdout);
-    fprintf(stderr, "kvasir%s%s: %s\n", c ? " " : "", c ? c->name : "", text);
+    const bool colour = use_colour(stderr);
+    fprintf(stderr, "%skvasir%s%s:%s %s\n", colour ? "\033[1;31m" : "", c ? " " : "",
+            c ? c->name : "", colour ? "\033[0m" : "", text);
 }
 
 int usage_error(const struct command *c, const char *format, ...) {
@@ -42,17 +49,6 @@ int run_error(const struct command *c, const char *format, ...) {
 }
 
 /* ---- numbers --------------------------------------------------------------------------------- */
-
-char *human_bytes(double bytes, char *buf) {
-    static const char *const UNITS[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    size_t unit = 0;
-    while (bytes >= 1024 && unit + 1 < sizeof UNITS / sizeof *UNITS) {
-        bytes /= 1024;
-        unit++;
-    }
-    snprintf(buf, 24, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, UNITS[unit]);
-    return buf;
-}
 
 double ratio(double a, double b) {
     return b > 0 ? a / b : 0;
@@ -108,6 +104,17 @@ static void put_amount(const struct progress *p, double n, const char *format, c
         snprintf(out, 32, format, n);
 }
 
+/* "[####----] 50 %, " on a terminal, if the end is known. */
+static void put_bar(const struct progress *p, size_t done, char out[64]) {
+    enum { WIDTH = 20 };
+    const double share = done < p->total ? ratio((double)done, (double)p->total) : 1;
+    const int full = (int)(share * WIDTH);
+    *out = 0;
+    if (p->terminal && p->total)
+        snprintf(out, 64, "[%.*s%.*s] %.0f %%, ", full, "####################", WIDTH - full,
+                 "--------------------", floor(share * 100));
+}
+
 /* "1m20s", from two seconds on. */
 static void put_left(const struct progress *p, size_t done, double seconds, char out[40]) {
     const double speed = ratio((double)(done - p->first), seconds);
@@ -120,7 +127,8 @@ static void put_left(const struct progress *p, size_t done, double seconds, char
 }
 
 static void show(struct progress *p, size_t done, double seconds) {
-    char amount[32], total[40] = "", number[32], rate[60] = "", left[40] = "";
+    char amount[32], total[40] = "", number[32], rate[60] = "", left[40] = "", bar[64];
+    put_bar(p, done, bar);
     put_amount(p, (double)done, "%.0f", amount);
     if (p->total) {
         put_amount(p, (double)p->total, "%.0f", number);
@@ -131,7 +139,7 @@ static void show(struct progress *p, size_t done, double seconds) {
         snprintf(rate, sizeof rate, ", %s a second", number);
         put_left(p, done, seconds, left);
     }
-    fprintf(stderr, "%s%s: %s%s%s%s%s%s%s", p->terminal ? "\r" : "", p->what, amount, total,
+    fprintf(stderr, "%s%s: %s%s%s%s%s%s%s%s", p->terminal ? "\r" : "", p->what, bar, amount, total,
             p->bytes ? "" : " ", p->bytes ? "" : p->unit, rate, left, p->terminal ? "   " : "\n");
     p->shown = true;
 }
@@ -160,7 +168,7 @@ void progress_step(struct progress *p, size_t done) {
 
 void progress_end(struct progress *p) {
     if (p->terminal && p->shown)
-        fprintf(stderr, "\r%70s\r", "");
+        fprintf(stderr, "\r%95s\r", "");
     p->shown = false;
 }
 

@@ -180,8 +180,14 @@ int prompt_encode(const struct command *c, const struct prompt_args *a, const kv
         code = encode_chat(c, a, t, p);
     else if (kvasir_tokenize(t, p->text, p->len,
                              a->part == PROMPT_TAIL ? 0 : KVASIR_TOKENIZE_ADD_SPECIAL, &p->encoded,
-                             &p->n, &err))
+                             &p->n, &err)) {
+        const size_t n = strlen(err.text);
+        if (err.code == KVASIR_ERR_UNSUPPORTED)
+            snprintf(err.text + n, sizeof err.text - n, "; %s takes token ids",
+                     option_find(c, "--tokens", strlen("--tokens")) ? "--tokens"
+                                                                    : "generate --tokens");
         code = library_error(c, &err);
+    }
     p->ids = p->encoded;
     if (!code && p->n == 0)
         code = usage_error(c, "the prompt has no tokens");

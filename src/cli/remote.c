@@ -25,3 +25,54 @@ int remote_headers(const struct command *c, const char *api_key, struct curl_sli
     text_free(&key);
     return good ? EXIT_GOOD : run_error(c, "out of memory");
 }
+
+int remote_check_url(const struct command *c, const char *url) {
+    if (strncmp(url, "http://", 7) == 0 || strncmp(url, "https://", 8) == 0)
+        return EXIT_GOOD;
+    return usage_error(c, "--url: \"%.80s\" begins with neither http:// nor https://", url);
+}
+
+const char *remote_explain(int result, const char *error, char out[REMOTE_WHY_MAX]) {
+    const char *hint = result == CURLE_COULDNT_CONNECT
+                           ? ": is a server running there? \"kvasir serve\" starts one"
+                       : result == CURLE_COULDNT_RESOLVE_HOST ? ": is the URL right?"
+                                                              : "";
+    if (result == CURLE_SSL_CONNECT_ERROR) /* the TLS library's text tells nobody anything */
+        snprintf(out, REMOTE_WHY_MAX, "no TLS connection is possible: is it an http:// URL?");
+    else
+        snprintf(out, REMOTE_WHY_MAX, "%.180s%s",
+                 *error ? error : curl_easy_strerror((CURLcode)result), hint);
+    return out;
+}
+
+static size_t on_reply(char *data, size_t size, size_t n, void *user) {
+    enum { REPLY_MAX = 64 << 20 };
+    struct text_buf *body = user;
+    n *= size;
+    return n <= REPLY_MAX - body->len && text_append(body, data, n) ? n : 0;
+}
+
+bool remote_get(const char *base, const char *path, struct curl_slist *headers,
+                struct remote_reply *out) {
+    char error[CURL_ERROR_SIZE] = "";
+    struct text_buf url = {0};
+    CURL *h = curl_easy_init();
+    CURLcode result = CURLE_OUT_OF_MEMORY;
+    if (h && text_puts(&url, base) && text_puts(&url, path)) {
+        curl_easy_setopt(h, CURLOPT_URL, url.data);
+        curl_easy_setopt(h, CURLOPT_PROTOCOLS_STR, "http,https");
+        curl_easy_setopt(h, CURLOPT_HTTPHEADER, headers);
+        curl_easy_setopt(h, CURLOPT_CONNECTTIMEOUT, 10L);
+        curl_easy_setopt(h, CURLOPT_TIMEOUT, 30L);
+        curl_easy_setopt(h, CURLOPT_NOSIGNAL, 1L);
+        curl_easy_setopt(h, CURLOPT_ERRORBUFFER, error);
+        curl_easy_setopt(h, CURLOPT_WRITEFUNCTION, on_reply);
+        curl_easy_setopt(h, CURLOPT_WRITEDATA, &out->body);
+        result = curl_easy_perform(h);
+        curl_easy_getinfo(h, CURLINFO_RESPONSE_CODE, &out->status);
+    }
+    (void)remote_explain((int)result, error, out->why);
+    curl_easy_cleanup(h);
+    text_free(&url);
+    return result == CURLE_OK;
+}

@@ -11,8 +11,8 @@
  * that is read again, none that takes a path.
  *
  * NEEDS is the one place that says which feature needs what. A new feature that opens a file or
- * makes a system call while the server runs gets a row; tests/api/sandbox.py uses all of them.
- * There is no row for devices: the program has no backend that uses one. CUDA's driver opens
+ * makes a system call while the server runs gets a row; sandbox.py and traces.py of tests/api/ use
+ * all. There is no row for devices: the program has no backend that uses one. CUDA's driver opens
  * /dev/nvidia* and calls ioctl on them, from threads of its own.
  */
 #define _GNU_SOURCE /* O_PATH, CLONE_THREAD */
@@ -38,7 +38,7 @@
 /* ---- what each feature needs ----------------------------------------------------------------- */
 
 enum { READ = LANDLOCK_ACCESS_FS_READ_FILE, LIST = LANDLOCK_ACCESS_FS_READ_DIR };
-enum { PATHS_MAX = 12 };
+enum { PATHS_MAX = 16 };
 
 enum place {
     NO_PATH,
@@ -108,6 +108,14 @@ static const struct call CONNECTING[] = {
     CALL(bind), CALL(sendmmsg), CALL(open), CALL(openat), CALL(stat), CALL(newfstatat),
     CALL(statx), CALL(access), CALL_IF(ioctl, EQUAL(1, FIONREAD)), END,
 };
+/* libcurl: it looks names up on a thread, and has sockets to wake itself. */
+static const struct call SENDING[] = {
+    CALL_IF(socket, EQUAL(0, AF_INET)), CALL_IF(socket, EQUAL(0, AF_INET6)),
+    CALL_IF(socket, EQUAL(0, AF_UNIX)), CALL_IF(socket, EQUAL(0, AF_NETLINK)), CALL(connect),
+    CALL(bind), CALL(sendmmsg), CALL(open), CALL(openat), CALL(stat), CALL(newfstatat),
+    CALL(statx), CALL(access), CALL_IF(ioctl, EQUAL(1, FIONREAD)),
+    CALL_IF(socketpair, EQUAL(0, AF_UNIX)), CALL(pipe2), CALL(eventfd2), END,
+};
 static const struct call NOTIFYING[] = {CALL_IF(socket, EQUAL(0, AF_UNIX)), END};
 
 /* What the C library reads to look up a host's name. */
@@ -144,6 +152,8 @@ static const struct need {
                            {NULL}, STORING},
     [SANDBOX_CACHE_SECRET] = {ITSELF, READ, {NULL}, NULL},
     [SANDBOX_CACHE_REMOTE] = {NO_PATH, READ | LIST, {NAME_SERVICE}, CONNECTING},
+    [SANDBOX_TRACES] = {NO_PATH, READ | LIST, {NAME_SERVICE, "/etc/ssl", "/usr/lib/ssl"},
+                        SENDING},
     [SANDBOX_MANAGER] = {NO_PATH, 0, {NULL}, NOTIFYING},
 };
 
@@ -247,7 +257,8 @@ static struct ruleset everything(const struct sandbox *s, long version) {
     all.files |= version >= 2 ? LANDLOCK_ACCESS_FS_REFER : 0;
     all.files |= version >= 3 ? TRUNCATE : 0;
     all.files |= version >= 5 ? IOCTL_DEVICE : 0;
-    const bool connects = s->uses[SANDBOX_HOST_NAME] || s->uses[SANDBOX_CACHE_REMOTE];
+    const bool connects =
+        s->uses[SANDBOX_HOST_NAME] || s->uses[SANDBOX_CACHE_REMOTE] || s->uses[SANDBOX_TRACES];
     all.net = version >= 4 && !connects ? CONNECT_TCP : 0;
     if (version >= 6)
         all.scoped = SCOPE_SIGNAL | (manager && *manager == '@' ? 0 : SCOPE_ABSTRACT);
@@ -346,12 +357,14 @@ int sandbox_files(const struct command *c, struct sandbox *s) {
     return EXIT_GOOD;
 }
 
-int sandbox_calls(const struct command *c, struct sandbox *s, bool quiet) {
+int sandbox_calls(const struct command *c, struct sandbox *s, bool quiet,
+                  char text[SANDBOX_TEXT_MAX]) {
+    *text = 0;
     if (!s->wanted)
         return EXIT_GOOD;
     if (INSTRUMENTED) {
         if (!quiet)
-            fprintf(stderr, "server: sandbox: off in a build with sanitizers or coverage\n");
+            snprintf(text, SANDBOX_TEXT_MAX, "sandbox: off in a build with sanitizers or coverage");
         return EXIT_GOOD;
     }
     const int error = restrict_calls(s);
@@ -362,10 +375,10 @@ int sandbox_calls(const struct command *c, struct sandbox *s, bool quiet) {
                          strerror(error));
     if (quiet && !s->files_error && !error)
         return EXIT_GOOD;
-    fprintf(stderr, "server: sandbox: files %s%s, system calls %s%s\n",
-            s->files_error ? "not restricted: " : "restricted",
-            s->files_error ? strerror(s->files_error) : "",
-            error ? "not restricted: " : "restricted", error ? strerror(error) : "");
+    snprintf(text, SANDBOX_TEXT_MAX, "sandbox: files %s%s, system calls %s%s",
+             s->files_error ? "not restricted: " : "restricted",
+             s->files_error ? strerror(s->files_error) : "",
+             error ? "not restricted: " : "restricted", error ? strerror(error) : "");
     return EXIT_GOOD;
 }
 

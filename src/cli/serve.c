@@ -178,6 +178,18 @@ static const struct option OPTIONS[] = {
     {.name = "--sandbox", .value = "MODE", .kind = OPTION_TEXT, .initial = "auto", ROW(sandbox),
      .help = "give up access to files and system calls that the server does not need: auto, as far "
              "as the kernel can; on, or do not start; off"},
+    {.name = "--log-format", .value = "FORM", .kind = OPTION_TEXT, .initial = "text",
+     ROW(log_format),
+     .help = "form of the log's lines: text, name=value, or json, one object each, which also "
+             "leaves out the facts at the start"},
+    {.name = "--log-level", .value = "LEVEL", .kind = OPTION_TEXT, .initial = "info",
+     ROW(log_level),
+     .help = "least important lines of the log: error; warn, also refused requests; info, also "
+             "answered ones; debug, also those that ask for no answer, such as /health"},
+    {.name = "--otlp-endpoint", .value = "URL", .kind = OPTION_TEXT, ROW(server.otlp_endpoint),
+     .shown = "none",
+     .help = "send traces to this collector of OpenTelemetry, by OTLP over HTTP as JSON: "
+             "http://127.0.0.1:4318"},
     {.name = "--log-prompts", .kind = OPTION_FLAG, ROW(server.log_prompts),
      .help = "write request bodies to the log, including prompts"},
     {.name = "--dry-run", .kind = OPTION_FLAG, ROW(dry_run),
@@ -219,16 +231,6 @@ struct serve {
     struct server *server;
     sigset_t signals; /* that end it */
 };
-
-static void log_line(void *user, const char *line) {
-    (void)user;
-    fprintf(stderr, "%s\n", line);
-}
-
-static void log_note(void *user, const char *line) {
-    (void)user;
-    fprintf(stderr, "server: %s\n", line);
-}
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
@@ -389,6 +391,7 @@ static int settle_sandbox(struct serve *s) {
     uses[SANDBOX_CACHE_DIR] = s->options.cache_dir;
     uses[SANDBOX_CACHE_SECRET] = s->options.cache_remote_secret_file;
     uses[SANDBOX_CACHE_REMOTE] = s->options.cache_remote;
+    uses[SANDBOX_TRACES] = a->server.otlp_endpoint;
     /* The sandbox is about files that are there. Whoever opens the folder explains failures. */
     if (s->options.cache_dir && !a->dry_run)
         (void)mkdir(s->options.cache_dir, 0700);
@@ -469,7 +472,9 @@ static int settle_flags(struct serve *s) {
     a->server.response_bytes = a->response_mib << 20;
     a->server.max_choices = a->engine.options.max_running;
     a->server.fixed_seed = a->seed != NULL;
-    int code = settle_compat(s);
+    int code = serve_log_read(&COMMAND, a);
+    if (!code)
+        code = settle_compat(s);
     if (!code)
         code = engine_args_options(&COMMAND, &a->engine, &s->options);
     if (!code && a->seed)
@@ -484,8 +489,8 @@ static int settle_flags(struct serve *s) {
         code = read_warm_prompts(s);
     if (!code && !server_check_proxies(&a->server, &err))
         code = library_error(&COMMAND, &err);
-    s->options.on_note = log_note;
-    a->engine.options.on_note = log_note;
+    s->options.on_note = a->engine.options.on_note = serve_note;
+    s->options.note_user = a->engine.options.note_user = &a->server;
     if (!code && a->models)
         code = settle_models(s);
     else if (!code)
@@ -550,25 +555,27 @@ static int start_server(struct serve *s) {
     struct server_options *o = &s->a->server;
     const bool v6 = strchr(o->host, ':') != NULL;
     kvasir_error err;
-    o->on_log = log_line;
+    o->on_log = serve_log_line;
     o->api_keys = s->keys;
     o->n_api_keys = s->n_keys;
     if (s->a->models ? server_create_many(o, &s->models.set, &s->server, &err)
                      : server_create(o, s->model, s->engine, &s->server, &err))
         return library_error(&COMMAND, &err);
     if (!server_is_loopback(o->host) && o->n_api_keys == 0)
-        fprintf(stderr,
-                "note:   warning: no --api-key: anyone who can reach %.100s can use the model\n",
-                o->host);
+        serve_say(o, SERVER_LOG_WARN,
+                  "warning: no --api-key: anyone who can reach %.100s can use the model", o->host);
     if (strncmp(o->host, "unix:", 5) == 0)
-        fprintf(stderr, "server: listening on %.120s\n", o->host);
+        serve_say(o, SERVER_LOG_INFO, "listening on %.120s", o->host);
     else
-        fprintf(stderr, "server: listening on http://%s%.100s%s:%u\n", v6 ? "[" : "", o->host,
-                v6 ? "]" : "", server_port(s->server));
+        serve_say(o, SERVER_LOG_INFO, "listening on http://%s%.100s%s:%u", v6 ? "[" : "", o->host,
+                  v6 ? "]" : "", server_port(s->server));
     if (server_admin_port(s->server))
-        fprintf(stderr, "server: health and metrics are also on port %u\n",
-                server_admin_port(s->server));
-    const int code = sandbox_calls(&COMMAND, &s->sandbox, s->a->quiet);
+        serve_say(o, SERVER_LOG_INFO, "health and metrics are also on port %u",
+                  server_admin_port(s->server));
+    char restricted[SANDBOX_TEXT_MAX];
+    const int code = sandbox_calls(&COMMAND, &s->sandbox, s->a->quiet, restricted);
+    if (*restricted)
+        serve_say(o, SERVER_LOG_INFO, "%s", restricted);
     if (!code)
         notify("READY=1");
     return code;
@@ -616,15 +623,17 @@ static bool look(struct serve *s, uint64_t *steps, kvasir_error *err) {
 
 /* A mistake in the file changes nothing. */
 static void reread_keys(struct serve *s) {
+    const struct server_options *o = &s->a->server;
     if (read_keys(s))
-        fprintf(stderr, "server: SIGHUP: the API keys stay as they were%s\n",
-                sandbox_hides(&s->sandbox, s->a->api_key_file)
-                    ? ": --sandbox hides the file, because it moved to another folder; restart"
-                    : "");
+        serve_say(o, SERVER_LOG_ERROR, "SIGHUP: the API keys stay as they were%s",
+                  sandbox_hides(&s->sandbox, s->a->api_key_file)
+                      ? ": --sandbox hides the file, because it moved to another folder; restart"
+                      : "");
     else if (!server_set_keys(s->server, s->keys, s->n_keys))
-        fprintf(stderr, "server: SIGHUP: out of memory: the API keys stay as they were\n");
+        serve_say(o, SERVER_LOG_ERROR, "SIGHUP: out of memory: the API keys stay as they were");
     else
-        fprintf(stderr, "server: SIGHUP: %zu API key%s\n", s->n_keys, s->n_keys == 1 ? "" : "s");
+        serve_say(o, SERVER_LOG_INFO, "SIGHUP: %zu API key%s", s->n_keys,
+                  s->n_keys == 1 ? "" : "s");
 }
 
 /* The first signal that ends the server, or NO_SIGNAL: the model's files were changed. From then on
@@ -656,20 +665,21 @@ static int take_signal(struct serve *s) {
 }
 
 static int wait_and_drain(struct serve *s) {
+    const struct server_options *o = &s->a->server;
     const int came = take_signal(s);
     uint32_t open;
     notify("STOPPING=1");
     server_drain(s->server);
     open = server_open_requests(s->server);
-    fprintf(stderr, "server: %s, %u request%s open%s\n",
-            came == NO_SIGNAL ? "ending"
-            : came == SIGINT  ? "SIGINT"
-                              : "SIGTERM",
-            open, open == 1 ? " is" : "s are", open ? "; a second signal ends at once" : "");
+    serve_say(o, SERVER_LOG_INFO, "%s, %u request%s open%s",
+              came == NO_SIGNAL ? "ending"
+              : came == SIGINT  ? "SIGINT"
+                                : "SIGTERM",
+              open, open == 1 ? " is" : "s are", open ? "; a second signal ends at once" : "");
     open = server_wait_idle(s->server, s->a->drain_timeout_s);
     if (open)
-        fprintf(stderr, "server: %u request%s cancelled: --drain-timeout %u is over\n", open,
-                open == 1 ? " is" : "s are", s->a->drain_timeout_s);
+        serve_say(o, SERVER_LOG_WARN, "%u request%s cancelled: --drain-timeout %u is over", open,
+                  open == 1 ? " is" : "s are", s->a->drain_timeout_s);
     return came == NO_SIGNAL ? EXIT_CHANGED : EXIT_GOOD;
 }
 

@@ -5,6 +5,7 @@
  *   serve_models.c  several models: which, what each may take, how they are loaded
  *   serve_folder.c  the same from a folder or a file
  *   serve_plan.c    --dry-run
+ *   serve_log.c     the log's form, and lines of the command itself
  */
 #ifndef KVASIR_CLI_SERVE_H
 #define KVASIR_CLI_SERVE_H
@@ -17,7 +18,7 @@ struct serve_args {
     struct settings settings;
     struct server_options server;
     const char *model, *models, *api_key_file, *warm_prompts, *sandbox, *generation_config, *seed,
-        *compat, *rerank_form;
+        *compat, *rerank_form, *log_format, *log_level;
     struct text_list api_keys, allowed_hosts, trusted_proxies;
     struct engine_args engine;
     struct chat_args chat;
@@ -31,6 +32,18 @@ struct serve_args {
 /* How a server would use memory, of which requests own so many bytes beside the cache: --dry-run.
  * Standard output. */
 int serve_plan_print(const struct command *c, kvasir_engine *engine, uint64_t requests, bool json);
+
+/* ---- the log (serve_log.c) ------------------------------------------------------------------- */
+
+/* Reads --log-format, --log-level and --otlp-endpoint. */
+int serve_log_read(const struct command *c, struct serve_args *a);
+/* A line of its own: at the start, at a signal. */
+void serve_say(const struct server_options *o, enum server_log_level level, const char *format, ...)
+    PRINTF_LIKE(3, 4);
+/* server_options.on_log */
+void serve_log_line(void *user, const char *line);
+/* kvasir_engine_options.on_note; user: a struct server_options */
+void serve_note(void *user, const char *line);
 
 /* ---- several models (serve_models.c) --------------------------------------------------------- */
 

@@ -178,6 +178,17 @@ static int read_value(struct reader *r, const struct option *o, const char *name
     return code;
 }
 
+/* place: where it is, for the error. */
+static int no_such_key(const struct command *c, const char *place, const char *flag) {
+    struct near near = {0};
+    for (size_t i = 0; i < c->n_options; i++)
+        if (c->options[i].name[0] == '-')
+            near_try(&near, flag, strlen(flag), c->options[i].name);
+    return usage_error(c, "%s: kvasir %s has no such flag%s%s%s", place, c->name,
+                       near.best ? ": did you mean \"" : "", near.best ? near.best + 2 : "",
+                       near.best ? "\"?" : "");
+}
+
 static int read_member(struct reader *r, const bool *before, const char *key, const json_t *value) {
     const struct command *c = r->command;
     char flag[NAME_MAX_BYTES], name[256];
@@ -185,7 +196,7 @@ static int read_member(struct reader *r, const bool *before, const char *key, co
     const struct option *o = n < (int)sizeof flag ? option_find(c, flag, (size_t)n) : NULL;
     snprintf(name, sizeof name, "--config: %.120s: \"%.60s\"", r->settings->path, key);
     if (!o)
-        return usage_error(c, "%s: kvasir %s has no such flag", name, c->name);
+        return no_such_key(c, name, flag);
     if (o->kind == OPTION_CONFIG)
         return usage_error(c, "%s: a file cannot name another", name);
     const size_t row = (size_t)(o - c->options);

@@ -129,7 +129,8 @@ static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err
     pthread_mutex_lock(&e->mutex);
     e->waiting -= q->counted;
     pthread_mutex_unlock(&e->mutex);
-    const kvasir_event event = event_of(c, KVASIR_EVENT_START);
+    kvasir_event event = event_of(c, KVASIR_EVENT_START);
+    event.lookup_seconds = clock_seconds() - t->looked_at;
     send(c, &event);
     for (uint32_t i = 0; i < q->r.n; i++)
         answer_want(&q->choices[i]);

@@ -386,6 +386,7 @@ static bool waits_on_load(struct sched *s, struct task *t) {
     if (!t->looked) {
         const uint64_t kept = largest_need(s) + tiers_load_bytes(s->tiers, NULL);
         t->looked = true;
+        t->looked_at = clock_seconds();
         t->load = tiers_load(s->tiers, t->salt, t->salt_len, t->tokens, t->n_tokens,
                              kept < s->room ? s->room - kept : 0);
     }
@@ -433,6 +434,8 @@ static bool admit(struct sched *s, struct task *t) {
         return false;
     if (!fits_beside_loads(s, t))
         return false;
+    if (!t->looked)
+        t->looked_at = clock_seconds();
     kvasir_status status = begin(s, t, &hit, &err);
     if (status == KVASIR_OK && s->n_running > 0 && !has_room(s, t)) {
         release(s, t);

@@ -87,6 +87,7 @@ struct task {
     uint32_t waits_until;     /* that task's length by then */
     struct tier_load *load;   /* what the tiers have of its tokens, until it is admitted */
     bool looked;              /* the tiers have been asked since it began to wait */
+    double looked_at;         /* clock_seconds when stored prefixes were first looked up */
     struct task *prev, *next; /* the share's waiting list */
     uint32_t rows;            /* in the current step */
 };

@@ -109,8 +109,18 @@ static void *http_thread(void *user) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static bool start_failed(struct http_error *err, const struct http_options *o, const char *why) {
-    snprintf(err->text, sizeof err->text, "cannot listen on %s:%u: %s", o->host, o->port, why);
+/* What to do about an errno. */
+static const char *hint(int error) {
+    return error == EADDRINUSE      ? ": another program has this port: choose another one"
+           : error == EACCES        ? ": ports below 1024 need privileges: choose another one"
+           : error == EADDRNOTAVAIL ? ": it is not an address of this machine"
+                                    : "";
+}
+
+static bool start_failed(struct http_error *err, const struct http_options *o, const char *why,
+                         int error) {
+    snprintf(err->text, sizeof err->text, "cannot listen on %s:%u: %s%s", o->host, o->port, why,
+             hint(error));
     return false;
 }
 
@@ -177,7 +187,7 @@ static bool open_listener(struct http *h, struct http_error *err) {
     const int code = getaddrinfo(o->host, port, &hints, &list);
     err->bad_host = code != 0;
     if (code != 0)
-        return start_failed(err, o, gai_strerror(code));
+        return start_failed(err, o, gai_strerror(code), 0);
     h->listener = socket(list->ai_family, list->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     const bool good = h->listener >= 0 &&
                       setsockopt(h->listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
@@ -187,7 +197,7 @@ static bool open_listener(struct http *h, struct http_error *err) {
     const int why = errno;
     freeaddrinfo(list);
     if (!good)
-        return start_failed(err, o, strerror(why));
+        return start_failed(err, o, strerror(why), why);
     h->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
                                                 : ((struct sockaddr_in *)&bound)->sin_port);
     return true;
@@ -232,7 +242,7 @@ bool http_start(const struct http_options *o, struct http **out, struct http_err
     *err = (struct http_error){0};
     struct http *h = calloc(1, sizeof *h);
     if (!h)
-        return start_failed(err, o, "out of memory");
+        return start_failed(err, o, "out of memory", 0);
     h->options = *o;
     ASSERT(o->threads > 0 && o->max_connections > 0);
     h->listener = h->epoll = h->stop = h->watch.epoll = h->watch.wake = -1;
@@ -242,7 +252,7 @@ bool http_start(const struct http_options *o, struct http **out, struct http_err
     if (good) {
         good = watch_start(h) && start_threads(h); /* requests may come at once */
         if (!good)
-            start_failed(err, o, "cannot start a thread");
+            start_failed(err, o, "cannot start a thread", 0);
     }
     if (!good) {
         http_stop(h);

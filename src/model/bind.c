@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "model/family.h"
+#include "util/bytes.h"
 
 /* ---- binding one tensor ---------------------------------------------------------------------- */
 
@@ -148,13 +149,14 @@ kvasir_status bind_rows(struct binder *b, const struct weight *w, uint32_t first
 
 kvasir_status bind_copy(struct binder *b, size_t bytes, void **out) {
     struct model *m = b->model;
+    char size[HUMAN_BYTES];
     void **copies = mem_realloc(m->copies, m->n_copies + 1, sizeof *copies);
     if (copies)
         m->copies = copies;
     *out = copies ? mem_alloc_aligned(bytes) : NULL;
     if (!*out)
-        return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for a copy of %zu bytes of weights",
-                    bytes);
+        return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for a copy of %s of weights",
+                    human_bytes((double)bytes, size));
     m->copies[m->n_copies++] = *out;
     return KVASIR_OK;
 }

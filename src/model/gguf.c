@@ -40,8 +40,9 @@ enum {
 static kvasir_status take(struct gguf_reader *r, uint64_t n, const char *what, const uint8_t **at) {
     if (n > r->size - r->pos)
         return fail_at(r->err, KVASIR_ERR_FORMAT, (int64_t)r->pos,
-                       "the file ends inside %s: needs %" PRIu64 " bytes, %zu are left", what, n,
-                       r->size - r->pos);
+                       "the file ends inside %s: needs %" PRIu64 " bytes, %zu are left: is the "
+                       "download complete?",
+                       what, n, r->size - r->pos);
     *at = r->data + r->pos;
     r->pos += (size_t)n;
     return KVASIR_OK;
@@ -374,13 +375,33 @@ kvasir_status gguf_get_strings(const struct gguf *g, const char *key, struct tex
 
 /* ---- the head -------------------------------------------------------------------------------- */
 
+/* The rest of "not a GGUF file (it ...": what else it may be, and what to do. */
+static const char *begins_how(const uint8_t *data, size_t size) {
+    static const struct {
+        const char *text;
+        size_t at;
+        const char *how;
+    } KNOWN[] = {
+        {"version https://git-lfs", 0,
+         "is a pointer of Git LFS): get the file itself, with git lfs pull or kvasir pull"},
+        {"<!DOCTYPE", 0, "is a web page): download the file itself, not the page about it"},
+        {"<html", 0, "is a web page): download the file itself, not the page about it"},
+        {"PK\003\004", 0, "is a zip archive, perhaps of PyTorch): give GGUF or safetensors"},
+        {"{\"", 8, "is a safetensors file): give the folder that holds it and config.json"},
+    };
+    for (size_t i = 0; i < sizeof KNOWN / sizeof *KNOWN; i++) {
+        const size_t n = strlen(KNOWN[i].text);
+        if (size >= KNOWN[i].at + n && memcmp(data + KNOWN[i].at, KNOWN[i].text, n) == 0)
+            return KNOWN[i].how;
+    }
+    return "does not begin with \"GGUF\"); for safetensors give the folder that holds config.json";
+}
+
 static kvasir_status take_head(struct gguf_reader *r, struct gguf *g, uint64_t *n_values) {
     const uint8_t *magic;
     if (r->size < 4 || memcmp(r->data, "GGUF", 4) != 0)
-        return fail_at(
-            r->err, KVASIR_ERR_FORMAT, 0,
-            "not a GGUF file (it does not begin with \"GGUF\"); for safetensors give the "
-            "folder that holds config.json");
+        return fail_at(r->err, KVASIR_ERR_FORMAT, 0, "not a GGUF file (it %s",
+                       begins_how(r->data, r->size));
     TRY(take(r, 4, "the header", &magic));
     TRY(gguf_take_u32(r, "the header", &g->version));
     uint32_t swapped = __builtin_bswap32(g->version);

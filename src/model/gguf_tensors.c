@@ -92,7 +92,7 @@ static kvasir_status place_tensor(const struct gguf *g, size_t start, uint32_t a
     if (place.offset > room || t->bytes > room - place.offset)
         return fail_at(err, KVASIR_ERR_FORMAT, place.at,
                        "tensor %s: %zu bytes at data offset %" PRIu64
-                       " pass the file's end (%zu bytes of data)",
+                       " pass the file's end (%zu bytes of data): is the download complete?",
                        t->name, t->bytes, place.offset, room);
     ASSERT(start <= g->map.size && place.offset + t->bytes <= room);
     t->data = g->map.data + start + place.offset;

@@ -149,9 +149,11 @@ static kvasir_status read_files(struct reader *r, char path[PATH_MAX_BYTES]) {
     TRY(file_exists(path, &exists, r->err));
     if (exists)
         return read_index(r, path);
-    return fail(r->err, KVASIR_ERR_IO,
-                "%s: the folder holds neither model.safetensors nor model.safetensors.index.json",
-                r->folder);
+    return fail(
+        r->err, KVASIR_ERR_IO,
+        "%s: the folder holds neither model.safetensors nor model.safetensors.index.json: is "
+        "the download complete?",
+        r->folder);
 }
 
 static kvasir_status join(struct reader *r) {

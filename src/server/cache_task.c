@@ -111,7 +111,7 @@ static void done(struct http_exchange *exchange, unsigned status) {
     ASSERT(atomic_load(&t->finished));
     if (t->until_us)
         leave_list(t);
-    if (status >= HTTP_BAD_REQUEST)
+    if (status)
         reply_log(t->server, exchange, t->route, status);
     account_end(t->account);
     server_count_open(t->server, -1);

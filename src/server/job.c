@@ -377,13 +377,14 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
     j->protocol = protocol;
     j->key = tenant->key;
     j->tenant = *tenant;
-    j->sent_us = metrics_now_us();
+    j->began_us = j->sent_us = metrics_now_us();
     j->created = s->started_s + (j->sent_us - s->started_us) / 1000000;
     j->responses = (struct responses_store){j, recall, keep};
     if (s->sessions)
         session_user_begin(&j->session, s->sessions, j->key, tenant->sees_all);
     server_client_id(exchange, j->client_id);
     snprintf(exchange->id, sizeof exchange->id, "%s", *j->client_id ? j->client_id : j->id);
+    job_trace_begin(s, exchange, &j->trace);
     pthread_mutex_init(&j->mutex, NULL);
     return j;
 }
@@ -609,7 +610,11 @@ static const char *finish_text(const struct job *j) {
 static void record_job(struct job *j, unsigned status, struct job_record *out) {
     *out = (struct job_record){.route = j->protocol->name,
                                .finish = finish_text(j),
-                               .model = j->server->many ? j->setup.model : NULL,
+                               .model = j->setup.model,
+                               .trace = j->trace,
+                               .began_us = j->began_us,
+                               .refused = j->phase == JOB_REFUSED,
+                               .embeds = j->request.embed.width > 0,
                                .status = status,
                                .prompt_tokens = j->prompt_tokens,
                                .cached_tokens = j->cached_tokens,
@@ -622,7 +627,6 @@ static void record_job(struct job *j, unsigned status, struct job_record *out) {
                                .body = j->body,
                                .unknown = j->unknown};
     memcpy(out->id, j->id, sizeof out->id);
-    memcpy(out->client_id, j->client_id, sizeof out->client_id);
     j->body = j->unknown = NULL;
 }
 
@@ -634,13 +638,13 @@ static void job_done(struct http_exchange *exchange, unsigned status) {
     pthread_mutex_lock(&j->mutex);
     ASSERT(j->phase != JOB_UNREAD && j->phase != JOB_WRITING);
     j->exchange = NULL;
-    const bool refused = j->phase == JOB_REFUSED;
     const bool complete = j->complete;
     const uint64_t id = j->engine_id;
-    struct served *m = complete || refused ? NULL : j->served;
+    struct served *m = complete || j->phase == JOB_REFUSED ? NULL : j->served;
     if (m) /* the last event may free the job, and its lease, from now on */
         served_again(m);
     record_job(j, status, &record);
+    const bool refused = record.refused;
     pthread_mutex_unlock(&j->mutex);
     if (refused)
         reply_log(s, exchange, j->protocol->name, status);
@@ -650,7 +654,8 @@ static void job_done(struct http_exchange *exchange, unsigned status) {
         kvasir_engine_cancel(m->engine, id);
     served_give(m);
     if (!refused)
-        job_log(s, &record, exchange->client);
+        job_log(s, &record, exchange);
+    job_trace_end(s, &record, exchange);
     mem_free(record.body);
     mem_free(record.unknown);
 }

@@ -23,6 +23,8 @@ struct job {
     uint64_t seed;         /* unless the request has one */
     struct charge *charge; /* what it owns */
     char id[JOB_ID_MAX], client_id[JOB_ID_MAX];
+    struct trace_ids trace;
+    int64_t began_us;
     const char *key; /* the tenant's; belongs to the options */
     struct tenant tenant;
     struct responses_store responses; /* the tenant's */

@@ -110,11 +110,12 @@ struct server_metrics *metrics_create(uint32_t max_tokens, int64_t now_us) {
     m->generated.second = m->prompted.second = now_us / 1000000;
     pthread_mutex_init(&m->mutex, NULL);
     histogram_init(&h[TIME_TO_FIRST_TOKEN], FIRST_TOKEN_BOUNDS, COUNT(FIRST_TOKEN_BOUNDS));
-    histogram_init(&h[INTER_TOKEN_LATENCY], INTER_TOKEN_BOUNDS, COUNT(INTER_TOKEN_BOUNDS));
+    for (int i = INTER_TOKEN_LATENCY; i <= OUTPUT_TOKEN_TIME; i++)
+        histogram_init(&h[i], INTER_TOKEN_BOUNDS, COUNT(INTER_TOKEN_BOUNDS));
     for (int i = E2E_LATENCY; i <= DECODE_TIME; i++)
         histogram_init(&h[i], LATENCY_BOUNDS, COUNT(LATENCY_BOUNDS));
-    histogram_init(&h[PROMPT_TOKENS], m->token_bounds, n_tokens);
-    histogram_init(&h[GENERATION_TOKENS], m->token_bounds, n_tokens);
+    for (int i = PROMPT_TOKENS; i <= MOST_GENERATION_TOKENS; i++)
+        histogram_init(&h[i], m->token_bounds, n_tokens);
     return m;
 }
 
@@ -154,6 +155,7 @@ static void note_prompt(struct server_metrics *m, struct metrics_request *r, con
 static void note_start(struct server_metrics *m, struct metrics_request *r, const kvasir_event *e,
                        int64_t now_us) {
     r->started_us = now_us;
+    r->looked_us = now_us - (int64_t)(e->lookup_seconds * 1e6);
     r->computed = e->prompt_done - e->cached_tokens;
     r->prompt_tokens = e->prompt_tokens;
     observe_span(m, QUEUE_TIME, r->submitted_us, now_us);
@@ -180,13 +182,25 @@ static void note_done(struct server_metrics *m, struct metrics_request *r, const
                       int64_t now_us) {
     ASSERT((int)e->finish < FINISH_KINDS);
     m->counts.finished[e->finish]++;
-    if (r->started_us)
-        observe(m, GENERATION_TOKENS, e->completion_tokens);
-    if (!e->last || !r->started_us)
+    if (!r->started_us)
+        return;
+    observe(m, GENERATION_TOKENS, e->completion_tokens);
+    if (e->completion_tokens > r->most_tokens)
+        r->most_tokens = e->completion_tokens;
+    if (!e->last)
         return;
     observe_span(m, E2E_LATENCY, r->submitted_us, now_us);
-    if (r->first_us)
-        observe_span(m, DECODE_TIME, r->first_us, r->last_us);
+    observe_span(m, INFERENCE_TIME, r->started_us, now_us);
+    observe(m, MOST_GENERATION_TOKENS, r->most_tokens);
+    if (!r->first_us)
+        return;
+    observe(m, COMPUTED_TOKENS, r->computed);
+    observe_span(m, DECODE_TIME, r->first_us, r->last_us);
+    if (r->most_tokens > 1)
+        observe(m, OUTPUT_TOKEN_TIME,
+                r->last_us > r->first_us
+                    ? (double)(r->last_us - r->first_us) * 1e-6 / (r->most_tokens - 1)
+                    : 0);
 }
 
 void metrics_event(struct server_metrics *m, struct metrics_request *r, const kvasir_event *e,

@@ -26,6 +26,7 @@
 
 #include "api/api.h"
 #include "server/model_set.h"
+#include "server/otlp.h"
 #include "util/account.h"
 
 int64_t metrics_now_us(void); /* monotonic: the clock of all times below */
@@ -39,9 +40,10 @@ void metrics_destroy(struct server_metrics *m);
 
 /* Zero-initialised; metrics_submitted begins it. */
 struct metrics_request {
-    int64_t submitted_us, started_us, first_us, last_us; /* 0: not yet */
-    int64_t choice_us;                                   /* the last token of the first choice */
-    uint32_t prompt_tokens, computed;                    /* of prompts that have begun */
+    int64_t submitted_us, looked_us, started_us, first_us, last_us; /* 0: not yet */
+    int64_t choice_us;                /* the last token of the first choice */
+    uint32_t prompt_tokens, computed; /* of prompts that have begun */
+    uint32_t most_tokens;             /* of its choices that have ended */
 };
 
 /* Before kvasir_engine_submit, since events may come at once. If that refuses the request, call
@@ -120,6 +122,7 @@ struct server_figures {
     uint32_t unread;                     /* requests that wait for a worker to read them */
     struct mem_account_figures requests; /* what they own */
     struct grammar_figures grammars;
+    struct otlp_figures traces;
     struct warm_figures warm;            /* prompts 0: there are none */
     uint64_t kept_responses, kept_bytes; /* of /v1/responses */
     uint64_t sessions, session_bytes;

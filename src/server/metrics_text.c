@@ -104,43 +104,83 @@ static void histogram(struct metrics_page *p, const char *name, const char *labe
 
 /* ---- vLLM's ---------------------------------------------------------------------------------- */
 
-static void vllm_engine(struct metrics_page *p, const kvasir_engine_stats *s) {
-    const char *m = p->model;
-    gauge(p, "vllm:num_requests_running", m, s->running, "Sequences that are being computed.");
-    gauge(p, "vllm:num_requests_waiting", m, s->waiting, "Requests waiting for their first step.");
-    gauge(p, "vllm:kv_cache_usage_perc", m,
-          s->budget_bytes ? (double)(s->used_bytes - s->stored_bytes) / (double)s->budget_bytes : 0,
-          "Share of the cache budget held by running requests and buffers, 0 to 1.");
-    counter(p, "vllm:prefix_cache_queries_total", m, s->prompt_tokens,
-            "Prompt tokens looked up in the prefix cache.");
-    counter(p, "vllm:prefix_cache_hits_total", m, s->cached_tokens,
-            "Prompt tokens found in the prefix cache.");
-    counter(p, "vllm:num_preemptions_total", m, s->preemptions,
-            "Times that a sequence was preempted for lack of memory.");
-    counter(p, "vllm:prompt_tokens_total", m, s->prompt_tokens,
-            "Prompt tokens, including cached ones.");
-    counter(p, "vllm:generation_tokens_total", m, s->generated_tokens, "Tokens generated.");
+static double usage(const kvasir_engine_stats *s) {
+    return s->budget_bytes ? (double)(s->used_bytes - s->stored_bytes) / (double)s->budget_bytes
+                           : 0;
 }
 
+#define FIGURE(name, member)                                                                       \
+    static double name(const kvasir_engine_stats *s) {                                             \
+        return (double)s->member;                                                                  \
+    }
+FIGURE(running, running)
+FIGURE(waiting, waiting)
+FIGURE(prompt_tokens, prompt_tokens)
+FIGURE(cached_tokens, cached_tokens)
+FIGURE(preemptions, preemptions)
+FIGURE(generated_tokens, generated_tokens)
+
+/* older: the name in versions before it was renamed, which dashboards still use; NULL. */
+static const struct {
+    const char *name, *older, *type, *help;
+    double (*value)(const kvasir_engine_stats *s);
+} ENGINE[] = {
+    {"vllm:num_requests_running", NULL, "gauge", "Sequences that are being computed.", running},
+    {"vllm:num_requests_waiting", NULL, "gauge", "Requests waiting for their first step.", waiting},
+    {"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "gauge",
+     "Share of the cache budget held by running requests and buffers, 0 to 1.", usage},
+    {"vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "counter",
+     "Prompt tokens looked up in the prefix cache.", prompt_tokens},
+    {"vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "counter",
+     "Prompt tokens found in the prefix cache.", cached_tokens},
+    {"vllm:num_preemptions_total", NULL, "counter",
+     "Times that a sequence was preempted for lack of memory.", preemptions},
+    {"vllm:prompt_tokens_total", NULL, "counter", "Prompt tokens, including cached ones.",
+     prompt_tokens},
+    {"vllm:prompt_tokens_cached_total", NULL, "counter", "Prompt tokens that were not computed.",
+     cached_tokens},
+    {"vllm:generation_tokens_total", NULL, "counter", "Tokens generated.", generated_tokens},
+};
+
+static void vllm_engine(struct metrics_page *p, const struct server_figures *f) {
+    for (size_t i = 0; i < sizeof ENGINE / sizeof *ENGINE; i++) {
+        const char *const names[] = {ENGINE[i].name, ENGINE[i].older};
+        for (int k = 0; k < 2 && names[k]; k++) {
+            family(p, names[k], ENGINE[i].type, ENGINE[i].help);
+            real(p, names[k], p->model, ENGINE[i].value(&f->engine));
+        }
+    }
+}
+
+static const struct {
+    const char *name, *older, *help;
+} OF_REQUESTS[HISTOGRAMS] = {
+    [TIME_TO_FIRST_TOKEN] = {"vllm:time_to_first_token_seconds", NULL,
+                             "From a request's arrival to its first token."},
+    [INTER_TOKEN_LATENCY] = {"vllm:inter_token_latency_seconds",
+                             "vllm:time_per_output_token_seconds",
+                             "From one token of an answer to the next."},
+    [OUTPUT_TOKEN_TIME] = {"vllm:request_time_per_output_token_seconds", NULL,
+                           "A request's mean time from one token to the next."},
+    [E2E_LATENCY] = {"vllm:e2e_request_latency_seconds", NULL,
+                     "From a request's arrival to its end."},
+    [QUEUE_TIME] = {"vllm:request_queue_time_seconds", NULL,
+                    "From a request's arrival to its first step."},
+    [INFERENCE_TIME] = {"vllm:request_inference_time_seconds", NULL,
+                        "From a request's first step to its end."},
+    [PREFILL_TIME] = {"vllm:request_prefill_time_seconds", NULL,
+                      "From a request's first step to its first token."},
+    [DECODE_TIME] = {"vllm:request_decode_time_seconds", NULL,
+                     "From a request's first token to its last."},
+    [PROMPT_TOKENS] = {"vllm:request_prompt_tokens", NULL, "Tokens of a prompt."},
+    [COMPUTED_TOKENS] = {"vllm:request_prefill_kv_computed_tokens", NULL,
+                         "Tokens of a request's prompts that were computed."},
+    [GENERATION_TOKENS] = {"vllm:request_generation_tokens", NULL, "Tokens of an answer."},
+    [MOST_GENERATION_TOKENS] = {"vllm:request_max_num_generation_tokens", NULL,
+                                "Tokens of a request's longest choice."},
+};
+
 static void vllm_requests(struct metrics_page *p, const struct counts *c) {
-    static const struct {
-        const char *name, *help;
-    } NAMES[HISTOGRAMS] = {
-        [TIME_TO_FIRST_TOKEN] = {"vllm:time_to_first_token_seconds",
-                                 "From a request's arrival to its first token."},
-        [INTER_TOKEN_LATENCY] = {"vllm:inter_token_latency_seconds",
-                                 "From one token of an answer to the next."},
-        [E2E_LATENCY] = {"vllm:e2e_request_latency_seconds",
-                         "From a request's arrival to its end."},
-        [QUEUE_TIME] = {"vllm:request_queue_time_seconds",
-                        "From a request's arrival to its first step."},
-        [PREFILL_TIME] = {"vllm:request_prefill_time_seconds",
-                          "From a request's first step to its first token."},
-        [DECODE_TIME] = {"vllm:request_decode_time_seconds",
-                         "From a request's first token to its last."},
-        [PROMPT_TOKENS] = {"vllm:request_prompt_tokens", "Tokens of a prompt."},
-        [GENERATION_TOKENS] = {"vllm:request_generation_tokens", "Tokens of an answer."},
-    };
     static const char *const REASONS[FINISH_KINDS] = {
         [KVASIR_FINISH_STOP] = "stop",
         [KVASIR_FINISH_LENGTH] = "length",
@@ -151,8 +191,11 @@ static void vllm_requests(struct metrics_page *p, const struct counts *c) {
     for (int i = 0; i < FINISH_KINDS; i++)
         add(p, "vllm:request_success_total{%s,finished_reason=\"%s\"} %" PRIu64 "\n", p->model,
             REASONS[i], c->finished[i]);
-    for (int i = 0; i < HISTOGRAMS; i++)
-        histogram(p, NAMES[i].name, p->model, &c->histograms[i], NAMES[i].help);
+    for (int i = 0; i < HISTOGRAMS; i++) {
+        const char *const names[] = {OF_REQUESTS[i].name, OF_REQUESTS[i].older};
+        for (int k = 0; k < 2 && names[k]; k++)
+            histogram(p, names[k], p->model, &c->histograms[i], OF_REQUESTS[i].help);
+    }
 }
 
 /* ---- ours ------------------------------------------------------------------------------------ */
@@ -273,6 +316,11 @@ static void tier_figures(struct metrics_page *p, const struct server_figures *f)
     const kvasir_engine_stats *s = &f->engine;
     if (!f->n_tiers)
         return;
+    counter(p, "vllm:external_prefix_cache_queries_total", p->model,
+            s->prompt_tokens - s->cached_tokens + s->tier_tokens,
+            "Prompt tokens that were not in memory.");
+    counter(p, "vllm:external_prefix_cache_hits_total", p->model, s->tier_tokens,
+            "Prompt tokens of them that the tiers had.");
     counter(p, "kvasir_tier_loads_total", "", s->tier_loads, "Loads that were begun.");
     counter(p, "kvasir_tier_loads_cut_total", "", s->tier_loads_cut,
             "Loads that ended before a record that was missing or damaged.");
@@ -355,6 +403,17 @@ static void steps(struct metrics_page *p, const kvasir_engine_stats *s) {
         bounds[i] = KVASIR_STEP_SECONDS(i);
     memcpy(h.counts, s->step_counts, sizeof s->step_counts);
     histogram(p, "kvasir_step_seconds", "", &h, "Duration of an engine step.");
+}
+
+static void traces(struct metrics_page *p, const struct otlp_figures *t) {
+    static const char NAME[] = "kvasir_traces_total";
+    if (!t->on)
+        return;
+    family(p, NAME, "counter",
+           "Requests whose spans the collector took, did not take, or that were never sent to it.");
+    labelled(p, NAME, "result", "sent", t->sent);
+    labelled(p, NAME, "result", "failed", t->failed);
+    labelled(p, NAME, "result", "dropped", t->dropped);
 }
 
 static void process(struct metrics_page *p, const struct server_figures *f) {
@@ -475,7 +534,7 @@ static void models(struct metrics_page *p, const struct server_figures *f) {
 
 static void model_part(struct metrics_page *p, const struct server_figures *f,
                        const struct counts *c) {
-    vllm_engine(p, &f->engine);
+    vllm_engine(p, f);
     vllm_requests(p, c);
     cache_figures(p, f);
     tier_figures(p, f);
@@ -500,6 +559,7 @@ char *metrics_text(struct server_metrics *m, const struct server_figures *f, siz
     if (of_model)
         steps(&p, &f->engine);
     if (of_server) {
+        traces(&p, &f->traces);
         process(&p, f);
         models(&p, f);
     }

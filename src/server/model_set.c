@@ -205,7 +205,7 @@ static void unload(struct model_set *s, struct slot *m, const char *why) {
     m->state = MODEL_UNLOADING;
     m->loaded = NULL;
     pthread_mutex_unlock(&s->mutex);
-    say(s, "server: model \"%.100s\": unloading: %s", m->spec->name, why);
+    say(s, "model \"%.100s\": unloading: %s", m->spec->name, why);
     s->options.unload(s->options.user, (size_t)(m - s->slots), loaded);
     pthread_mutex_lock(&s->mutex);
     ASSERT(m->leases == 0 && s->used_bytes >= m->spec->need_bytes);
@@ -246,14 +246,14 @@ static struct model_wait *load_failed(struct model_set *s, struct slot *m,
 static kvasir_status call_load(struct model_set *s, struct slot *m, void **loaded, double *seconds,
                                kvasir_error *err) {
     const int64_t from_us = s->options.now_us();
-    say(s, "server: model \"%.100s\": loading", m->spec->name);
+    say(s, "model \"%.100s\": loading", m->spec->name);
     const kvasir_status status =
         s->options.load(s->options.user, (size_t)(m - s->slots), loaded, err);
     *seconds = seconds_since(s, from_us);
     if (status == KVASIR_OK)
-        say(s, "server: model \"%.100s\": loaded in %.1f s", m->spec->name, *seconds);
+        say(s, "model \"%.100s\": loaded in %.1f s", m->spec->name, *seconds);
     else
-        say(s, "server: model \"%.100s\": cannot be loaded: %.300s", m->spec->name, err->text);
+        say(s, "model \"%.100s\": cannot be loaded: %.300s", m->spec->name, err->text);
     return status;
 }
 
@@ -398,7 +398,7 @@ void model_set_lose(struct model_set *s, size_t i, const char *why) {
     }
     pthread_mutex_unlock(&s->mutex);
     if (loses)
-        say(s, "server: model \"%.100s\": %.300s", m->spec->name, why);
+        say(s, "model \"%.100s\": %.300s", m->spec->name, why);
 }
 
 /* Under the mutex: those whose wait is over leave the line; they become a list before `gone`. */

@@ -52,12 +52,29 @@ static void set_why(struct http_exchange *exchange, const char *text) {
         *p = *p >= 0x20 && *p < 0x7f ? *p : '?';
 }
 
+/* Refusals for load or by the client's fault are warnings. */
+static enum server_log_level level_of(unsigned status) {
+    return status < HTTP_BAD_REQUEST                                   ? SERVER_LOG_DEBUG
+           : status >= HTTP_SERVER_ERROR && status != HTTP_UNAVAILABLE ? SERVER_LOG_ERROR
+                                                                       : SERVER_LOG_WARN;
+}
+
 void reply_log(const struct server *s, const struct http_exchange *exchange, const char *route,
                unsigned status) {
-    char path[200];
-    log_add(s->log, "route=%s status=%u client=%s method=%s path=%s why=\"%s\"", route, status,
-            exchange->client, exchange->method, log_visible(exchange->path, path, sizeof path),
-            exchange->why);
+    const enum server_log_level level = level_of(status);
+    char path[200], method[32];
+    struct trace_ids trace;
+    if (!log_wants(s->log, level))
+        return;
+    json_t *line = json_pack("{s:s, s:s, s:i, s:s, s:s, s:s}", "request_id", exchange->id, "route",
+                             route, "status", (int)status, "client", exchange->client, "method",
+                             log_visible(exchange->method, method, sizeof method), "path",
+                             log_visible(exchange->path, path, sizeof path));
+    if (traceparent_read(http_header(exchange, "traceparent"), &trace))
+        json_object_set_new(line, "trace_id", json_string(trace.trace));
+    if (*exchange->why)
+        json_object_set_new(line, "why", json_string(exchange->why));
+    log_add(s->log, level, line);
 }
 
 /* ---- replies --------------------------------------------------------------------------------- */

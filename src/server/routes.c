@@ -12,6 +12,7 @@
 #include "server/server_internal.h"
 #include "server/status_json.h"
 #include "server/text_task.h"
+#include "util/near.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -30,6 +31,7 @@ struct route {
     const struct text_kind *text;    /* run_text's */
 };
 static const struct protocol *protocol_of(const struct http_exchange *exchange);
+static const char *near_path(const char *path);
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
@@ -75,9 +77,11 @@ static enum http_step refuse(struct server *s, struct http_exchange *exchange, i
 }
 
 static enum http_step not_found(struct server *s, struct http_exchange *exchange) {
-    char path[160], text[200];
-    snprintf(text, sizeof text, "not found: %.16s %s", exchange->method,
-             log_visible(exchange->path, path, sizeof path));
+    char path[160], text[320];
+    const char *near = near_path(exchange->path);
+    snprintf(text, sizeof text, "not found: %.16s %s%s%s%s", exchange->method,
+             log_visible(exchange->path, path, sizeof path), near ? ": did you mean " : "",
+             near ? near : "", near ? "?" : "");
     return refuse(s, exchange, HTTP_NOT_FOUND, text);
 }
 
@@ -96,6 +100,7 @@ static struct server_figures figures(struct server *s, const struct served *m) {
                                .unread = work_pool_waiting(s->work),
                                .requests = mem_account_figures(&s->requests),
                                .warm = warm_figures(s->warm),
+                               .traces = otlp_figures(s->otlp),
                                .kept_responses = kept.responses,
                                .kept_bytes = kept.bytes,
                                .sessions = sessions.sessions,
@@ -616,6 +621,16 @@ static const struct route *find_route(const struct http_exchange *exchange, bool
     return other;
 }
 
+/* That of a route which may be meant; NULL: none is near. */
+static const char *near_path(const char *path) {
+    struct near near = {0};
+    const char *twice = strncmp(path, "/v1/v1/", 7) == 0 ? path + 3 : path;
+    for (size_t i = 0; i < N_ROUTES; i++)
+        if (strlen(ROUTES[i].path) > strlen("/v1/"))
+            near_try(&near, twice, strlen(twice), ROUTES[i].path);
+    return near.typos <= 2 ? near.best : NULL;
+}
+
 const char *routes_name(const struct http_exchange *exchange) {
     bool allowed;
     const struct route *r = find_route(exchange, &allowed);
@@ -654,7 +669,7 @@ static enum http_step not_allowed(struct server *s, struct http_exchange *exchan
             n += (size_t)snprintf(methods + n, sizeof methods - n, ", %s%s", ROUTES[i].method,
                                   strcmp(ROUTES[i].method, "GET") == 0 ? ", HEAD" : "");
     ASSERT(n < sizeof methods);
-    api_refuse(&err, NULL, "method not allowed");
+    api_refuse(&err, NULL, "method not allowed: use %s", methods + strlen("OPTIONS, "));
     err.status = HTTP_METHOD_NOT_ALLOWED;
     return reply_error_with(s, exchange, protocol_of(exchange), &err, "Allow", methods);
 }

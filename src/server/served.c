@@ -131,7 +131,7 @@ static void unload(void *user, size_t i, void *gone) {
 }
 
 static void log_line(void *user, const char *line) {
-    log_add(((struct server *)user)->log, "%s", line);
+    log_note(((struct server *)user)->log, SERVER_LOG_INFO, "%s", line);
 }
 
 static void close_many(struct served_set *many) {

@@ -30,7 +30,8 @@ struct server_options server_defaults(void) {
                                    .response_bytes = 64 << 20,
                                    .response_ttl_s = 86400,
                                    .session_ttl_s = 86400,
-                                   .keepalive_s = 5};
+                                   .keepalive_s = 5,
+                                   .log_level = SERVER_LOG_INFO};
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -48,7 +49,7 @@ static void handle_done(void *user, struct http_exchange *exchange, unsigned sta
         metrics_refused(s->metrics, REFUSED_SIZE);
     if (exchange->user)
         ((const struct task *)exchange->user)->done(exchange, status);
-    else if (status >= HTTP_BAD_REQUEST)
+    else if (status)
         reply_log(s, exchange, routes_name(exchange), status);
 }
 
@@ -211,12 +212,15 @@ static struct server *make(const struct server_options *o) {
     s->lookups = lookups_create();
     const bool keeps = good && o->response_ttl_s && o->response_bytes;
     s->kept = keeps ? kept_create(&s->requests, o->response_bytes, o->response_ttl_s) : NULL;
-    s->log = o->on_log ? log_create(o->on_log, o->log_user) : NULL;
+    const struct log_options log = {o->on_log, o->log_user, o->log_json, o->log_level};
+    s->log = o->on_log ? log_create(&log) : NULL;
+    s->otlp = o->otlp_endpoint ? otlp_create(o->otlp_endpoint, s->log) : NULL;
     s->accounts = accounts_create(o->max_waiting);
     s->needs_key = o->n_api_keys > 0;
     s->options.api_keys = NULL; /* borrowed until server_create returns */
     if (good && s->accounts && server_set_keys(s, o->api_keys, o->n_api_keys) && s->work &&
-        s->lookups && (!keeps || s->kept) && (!o->on_log || s->log))
+        s->lookups && (!keeps || s->kept) && (!o->on_log || s->log) &&
+        (!o->otlp_endpoint || s->otlp))
         return s;
     server_destroy(s);
     return NULL;
@@ -330,6 +334,7 @@ void server_destroy(struct server *s) {
     warm_destroy(s->warm); /* now nobody asks for its figures; server_drain has stopped it */
     served_close(s);
     work_pool_destroy(s->work);
+    otlp_destroy(s->otlp); /* which may log */
     log_destroy(s->log);
     lookups_destroy(s->lookups);
     kept_destroy(s->kept);

@@ -22,6 +22,13 @@ struct server_key {
  * *column, from 1. */
 const char *server_read_key(char *line, struct server_key *out, size_t *column);
 
+enum server_log_level { SERVER_LOG_ERROR, SERVER_LOG_WARN, SERVER_LOG_INFO, SERVER_LOG_DEBUG };
+/* By its name, "warn". False: there is none. */
+bool server_log_level_read(const char *name, enum server_log_level *out);
+/* A line of the log without its end (log.h). Takes fields; NULL gives NULL. mem_free; NULL: out of
+ * memory. */
+char *server_log_line(bool json, enum server_log_level level, json_t *fields);
+
 struct server_options {
     const char *host; /* address, or "unix:/path" of a socket */
     uint16_t port;    /* 0: a free one (server_port) */
@@ -70,18 +77,21 @@ struct server_options {
     uint64_t max_body_bytes;
     uint64_t request_memory_bytes; /* for all that requests own (util/account.h); 0: an eighth of
                                       the memory that is free, 256 MiB to 4 GiB */
-    uint64_t buffer_bytes;    /* of a stream's events that its client does not read; beyond it the
+    uint64_t buffer_bytes;     /* of a stream's events that its client does not read; beyond it the
                                  request is cancelled */
-    uint32_t idle_timeout_s;  /* between requests, and until a request is complete */
-    uint32_t head_timeout_s;  /* until the headers of a request are complete */
-    uint32_t write_timeout_s; /* until a client reads something */
-    uint32_t text_timeout_s;  /* until a body is read, rendered and tokenized */
-    uint64_t response_bytes;  /* for kept answers of /v1/responses, within the request memory, and
+    uint32_t idle_timeout_s;   /* between requests, and until a request is complete */
+    uint32_t head_timeout_s;   /* until the headers of a request are complete */
+    uint32_t write_timeout_s;  /* until a client reads something */
+    uint32_t text_timeout_s;   /* until a body is read, rendered and tokenized */
+    uint64_t response_bytes;   /* for kept answers of /v1/responses, within the request memory, and
                                  as much for sessions */
-    uint32_t response_ttl_s;  /* how long answers are kept unused; 0: none are */
-    uint32_t session_ttl_s;   /* how long sessions are, at most; 0: there are none */
-    uint32_t keepalive_s;     /* between comments in a stream that has nothing else to send */
-    bool log_prompts;         /* request bodies go to the log */
+    uint32_t response_ttl_s;   /* how long answers are kept unused; 0: none are */
+    uint32_t session_ttl_s;    /* how long sessions are, at most; 0: there are none */
+    uint32_t keepalive_s;      /* between comments in a stream that has nothing else to send */
+    const char *otlp_endpoint; /* URL of a collector of traces; NULL: none are made */
+    bool log_prompts;          /* request bodies go to the log */
+    bool log_json;             /* its lines are JSON objects */
+    enum server_log_level log_level; /* the least important lines that are written */
     /* Writes one line of the log, without its end, on a thread of its own. It may block: requests
      * continue, and lines that do not fit the queue are counted. NULL: no log. */
     void (*on_log)(void *user, const char *line);

@@ -14,6 +14,7 @@
 #include "server/accounts.h"
 #include "server/log.h"
 #include "server/metrics.h"
+#include "server/otlp.h"
 #include "server/responses_kept.h"
 #include "server/served.h"
 #include "server/server.h"
@@ -41,7 +42,8 @@ struct server {
     struct http *admin_http;       /* NULL: there is no admin port */
     int64_t started_s, started_us; /* Unix time, and metrics_now_us then */
     atomic_bool draining, stopping, model_lost;
-    struct log *log; /* NULL: none is kept */
+    struct log *log;   /* NULL: none is kept */
+    struct otlp *otlp; /* NULL: nobody collects traces */
     struct work_pool *work;
     struct lookups *lookups;     /* of recent requests */
     struct kept_responses *kept; /* NULL: none are */
@@ -85,7 +87,8 @@ void server_client_id(const struct http_exchange *exchange, char out[JOB_ID_MAX]
 /* The prefix and 24 random hex digits, and a seed, random too: neither tells anybody what other
  * requests got or how many there were. False: the kernel gives no random bytes. */
 bool server_new_id(const char *prefix, char out[JOB_ID_MAX], uint64_t *seed);
-/* A line of the log: a refused request's path and reason, without texts of its body. */
+/* A line of the log of a request that is no job: its path, and the reason if it was refused,
+ * without texts of its body. Of one that was not refused only at level debug. */
 void reply_log(const struct server *s, const struct http_exchange *exchange, const char *route,
                unsigned status);
 /* Takes value; NULL: out of memory. */

@@ -181,7 +181,7 @@ static void gone(struct http_exchange *exchange) {
 static void done(struct http_exchange *exchange, unsigned status) {
     struct text_task *t = text_task_of(exchange);
     ASSERT(atomic_load(&t->finished));
-    if (status >= HTTP_BAD_REQUEST)
+    if (status)
         reply_log(t->server, exchange, t->route, status);
     account_end(t->account);
     served_give(t->served);

@@ -323,7 +323,7 @@ static bool compute(struct warm *w, const struct warm_prompt *p) {
     } while (finish == KVASIR_FINISH_CANCELLED);
     const bool good = finish != KVASIR_FINISH_ERROR;
     if (!good)
-        log_add(s->log, "server: warm prompts: line %zu: %s", p->line, w->why.text);
+        log_note(s->log, SERVER_LOG_WARN, "warm prompts: line %zu: %s", p->line, w->why.text);
     pthread_mutex_lock(&s->mutex);
     struct warm_figures *f = &w->figures;
     f->done += good;
@@ -336,10 +336,10 @@ static bool compute(struct warm *w, const struct warm_prompt *p) {
 
 static void tell(struct warm *w, const char *what) {
     const struct warm_figures f = warm_figures(w);
-    log_add(w->server->log,
-            "server: warm prompts: %s%" PRIu64 " of %" PRIu64 " are in the cache, %" PRIu64
-            " tokens computed, %" PRIu64 " found",
-            what, f.done, f.prompts, f.computed_tokens, f.cached_tokens);
+    log_note(w->server->log, SERVER_LOG_INFO,
+             "warm prompts: %s%" PRIu64 " of %" PRIu64 " are in the cache, %" PRIu64
+             " tokens computed, %" PRIu64 " found",
+             what, f.done, f.prompts, f.computed_tokens, f.cached_tokens);
     w->told_us = metrics_now_us();
 }
 

@@ -11,6 +11,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "util/bytes.h"
 #include "util/mapping.h"
 
 static const char *kind_of(mode_t mode) {
@@ -99,7 +100,9 @@ kvasir_status file_map_read(struct file_map *m, const char *path, kvasir_error *
     void *data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     kvasir_status status = KVASIR_OK;
     if (data == MAP_FAILED) {
-        status = fail(err, KVASIR_ERR_MEMORY, "%s: no memory for its %zu bytes", path, size);
+        char text[HUMAN_BYTES];
+        status = fail(err, KVASIR_ERR_MEMORY, "%s: no memory for its %s", path,
+                      human_bytes((double)size, text));
     } else {
         *m = (struct file_map){.data = data, .size = size};
         file_map_reread(m);
@@ -117,11 +120,13 @@ kvasir_status file_map_lock(const struct file_map *m, const char *path, kvasir_e
     if (mlock(m->data, m->size) == 0)
         return KVASIR_OK;
     const int code = errno;
+    char size[HUMAN_BYTES];
     getrlimit(RLIMIT_MEMLOCK, &limit);
     return fail_field(err, KVASIR_ERR_MEMORY, "model.mlock",
-                      "%s: cannot lock %zu bytes in memory: %s; the limit of locked memory "
+                      "%s: cannot lock %s in memory: %s; the limit of locked memory "
                       "(ulimit -l) is %llu KiB",
-                      path, m->size, strerror(code), (unsigned long long)limit.rlim_cur / 1024);
+                      path, human_bytes((double)m->size, size), strerror(code),
+                      (unsigned long long)limit.rlim_cur / 1024);
 }
 
 void file_map_reread(const struct file_map *m) {

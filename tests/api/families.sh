@@ -28,7 +28,7 @@ PY
         [ "$(json prompt_ids)" = "$ids" ] || die "$name: prompt_ids $(json prompt_ids)"
         case $name in # the first line names the format if all tokens of all layers have the same
             gemma* | gpt_oss | lfm2 | olmo3 | qwen3_5* | qwen3_next)
-                grep -q '^note: .* layers\? sees\? .*: K .* bytes a token' err || die "$name: note"
+                grep -q '^note: .* layers\? sees\? .*: K .*B a token' err || die "$name: note"
                 ;;
             *) grep -q '^cache:  K .*B a token' err || die "$name: the cache's line" ;;
         esac

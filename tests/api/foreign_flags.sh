@@ -63,7 +63,6 @@ s 'unexpected argument "y"' -m x y
 plan -m "$tiny" --log-level DEBUG --use-default-chat-template --decode-concurrency 4 \
     --prompt-concurrency 2 --chat-template-args '{"a": 1}' --trust-remote-code --enable-metrics \
     --timeout 60 --offline
-noted --log-level
 noted --timeout
 s '--compat: "x" is neither mlx nor vllm-mlx' -m x --compat x
 plan -m "$tiny" --compat mlx

@@ -60,7 +60,7 @@ s '--models: two models are the "default"' --models file.json
 file '[{"path": "many/nothing", "pinned": true}]'
 run serve --models file.json --cache-memory-mb 64 --sandbox off --port 0 -q
 [ $? = 1 ] || die "a pinned model that does not exist"
-grep -q '^kvasir serve: many/nothing: No such file or directory$' err || die "not a word of it"
+grep -q '^kvasir serve: many/nothing: No such file or directory;' err || die "not a word of it"
 
 # ---- the plan ----
 file '[{"path": "many/tiny", "share": 25}, {"path": "many/stories", "name": "s", "pinned": true}]'

@@ -12,7 +12,7 @@ good --help
 commands=$(sed -n 's/^  \([a-z-]*\)  *.*/\1/p' out)
 for command in generate chat serve cache-prompt batch perplexity bench-kv-cache calibrate info \
     tokenize convert simulate cache grammar embed exactness pull list show \
-    rm demo; do
+    rm demo top; do
     grep -qx "$command" <<<"$commands" || die "--help does not tell of $command"
 done
 run

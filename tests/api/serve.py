@@ -22,8 +22,8 @@ from served import Process, check  # noqa: E402
 PROGRAM, MODEL = sys.argv[1:]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 SECRET = "xyzzyplugh"  # part of prompts, must not be in the log
-FIELDS = ("id client_id route status finish prompt cached hit diverged_at common why new "
-          "cache_bytes queue_ms first_token_ms total_ms client").split()
+FIELDS = ("time level id request_id route status finish client prompt cached hit diverged_at "
+          "common why new cache_bytes queue_ms first_token_ms total_ms").split()
 
 
 class Server(Process):
@@ -36,8 +36,8 @@ class Server(Process):
 
     def requests(self, n):
         """Waits for n lines about requests; the last one as a dict."""
-        self.line(r"(?s)(^id=\S+ client_id.*?$.*){%d}" % n)
-        lines = [x for x in self.text().splitlines() if x.startswith("id=") and " route=" in x]
+        self.line(r"(?s)( id=\S+ request_id=.*?$.*){%d}" % n)
+        lines = [x for x in self.text().splitlines() if " id=" in x and " route=" in x]
         check(len(lines) == n, "not", n, "lines", lines)
         pairs = [pair.split("=", 1) for pair in lines[-1].split(" ")]
         check([k for k, _ in pairs] == FIELDS, "fields", lines[-1])
@@ -98,7 +98,7 @@ def test_log(prompts):
         status, a = s.chat("Once upon a time " + SECRET)
         check(status == 200 and len(a["choices"][0]["message"]["content"]) > 5, a)
         usage, one = a["usage"], s.requests(1)
-        check(one["id"] == a["id"] and one["client_id"] == "-" and one["route"] == "chat", one)
+        check(one["id"] == one["request_id"] == a["id"] and one["route"] == "chat", one)
         check((one["status"], one["finish"], one["hit"]) == ("200", "length", "miss"), one)
         check(one["prompt"] == str(usage["prompt_tokens"]) and one["new"] == "8", one)
         check(one["cached"] == one["diverged_at"] == "0" and int(one["cache_bytes"]) > 0, one)
@@ -110,7 +110,7 @@ def test_log(prompts):
         check(b["choices"] == a["choices"], "another answer from the cache", a, b)
         cached = b["usage"]["prompt_tokens_details"]["cached_tokens"]
         check(cached > 0 and two["cached"] == two["diverged_at"] == str(cached), two, b)
-        check(two["client_id"] == "mine-1" and two["hit"] == "supersequence", two)
+        check(two["request_id"] == "mine-1" and two["hit"] == "supersequence", two)
         check(two["common"] == two["prompt"] and two["why"] == "nothing", two)
 
         # a refused request has a line in the log, without its text
@@ -121,9 +121,10 @@ def test_log(prompts):
             check(status == 400 and place in error["error"]["message"], status, error)
         check(s.ask("GET", "/v1/nowhere")[0] == 404, "a path that is not there")
         # Each connection queues its own line, so the four come in any order.
-        s.line("(?s)(?=(.*?^route=chat status=400 client=127.0.0.1 method=POST path=/v1/chat/"
-               "completions why=\"[^\"\n]+\"$){3}).*^route=other status=404 ")
-        s.line("(?m)^route=other status=404 .* why=\"not found: GET /v1/nowhere\"$")
+        s.line("(?s)(?=(.*?level=warn request_id=\\S+ route=chat status=400 client=127.0.0.1 "
+               "method=POST path=/v1/chat/completions why=\"[^\"\n]+\"$){3})"
+               ".*route=other status=404 ")
+        s.line("(?m) route=other status=404 .* why=\"not found: GET /v1/nowhere\"$")
         s.line("(?m) why=\"max_tokens: is a string, not a whole number\"$")
         with socket.create_connection((s.host, s.port)) as gone:
             body = json.dumps(chat_body("Once", 50000, stream=True)).encode()
@@ -135,7 +136,7 @@ def test_log(prompts):
         check(s.ended() == 0, "exit code")
         s.line("^server: SIGTERM, (0 requests are|1 request is) open")  # of the client that left
         check((SECRET in s.text()) == prompts, "text of a prompt in the log:", prompts)
-        check(len(re.findall(r"^id=\S+ body=\{", s.text(), re.M)) == 3 * prompts, "bodies")
+        check(len(re.findall(r' id=\S+ body="\{', s.text(), re.M)) == 3 * prompts, "bodies")
 
 
 def test_fields():
@@ -145,7 +146,7 @@ def test_fields():
     with Server("--ctx", "256", "--seed", "5", "--temp", "1") as s:
         status, a = s.ask("POST", "/v1/chat/completions", ask)
         check(status == 200 and a["warnings"] == [warning], a)
-        s.line("(?m)^id=.* unknown_fields=temprature$")
+        s.line("(?m) id=.* unknown_fields=temprature$")
         status, b = s.ask("POST", "/v1/chat/completions", {k: ask[k] for k in list(ask)[:2]})
         check(b["choices"] == a["choices"] and "warnings" not in b, "the same seed", a, b)
         for more in {}, {"stream_options": {"include_usage": True}}:
@@ -171,7 +172,7 @@ def test_fields():
             check(id == "m-1" if headers else id.startswith("req_"), path, id)
         status, a = s.ask("GET", "/v1/models", Origin="http://example.org")
         check(status == 403 and "its option cors-origin" in a["error"]["message"], a)
-        s.line("(?m)^route=models status=403 .*why=\"pages of 'http://example.org' may not use")
+        s.line("(?m) route=models status=403 .*why=\"pages of 'http://example.org' may not use")
     with Server("--strict-fields", "--clamp-max-tokens", "--ctx", "256") as s:
         status, a = s.ask("POST", "/v1/chat/completions", ask)
         check(status == 400 and a["error"]["param"] == "temprature", a)
@@ -232,7 +233,8 @@ def test_keys_and_files():
         check(s.ended() == 0, "exit code")
         check("alpha-key" not in s.text() and "gamma" not in s.text(), "a key in the log")
         check(not re.search("^(model|cache|note):", s.text(), re.M), "--quiet")
-        check(len(re.findall(" route=chat ", s.text())) == 6, "--quiet keeps the lines of requests")
+        check(len(re.findall(r" id=\S+ .* route=chat ", s.text())) == 6,
+              "--quiet keeps the lines of requests")
 
 
 # ---- addresses -----------------------------------------------------------------------------------

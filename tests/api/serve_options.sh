@@ -328,7 +328,7 @@ expect 2 "--allowed-hosts: is empty" serve "${small[@]}" --allowed-hosts ''
 start_server "${small[@]}" --host 0.0.0.0 --insecure-no-key --allowed-hosts llm.example
 curl -sf -H 'Host: llm.example:80' "$url/health" >out || die "an allowed Host"
 curl -sf -H 'Host: evil.example' "$url/health" >out && die "any Host"
-grep -q '^note:   warning: no --api-key: anyone who can reach 0.0.0.0' "$log" ||
+grep -q '^server: warning: no --api-key: anyone who can reach 0.0.0.0' "$log" ||
     die "no warning about keys"
 end_server TERM 0
 KVASIR_API_KEY=a,b start_server "${small[@]}" --host 0.0.0.0 -q

@@ -50,7 +50,7 @@ def test_warm():
         done = wait(s, "done")
         check(done == {"state": "done", "prompts": 3, "done": 3, "failed": 0,
                        "computed_tokens": 700, "cached_tokens": 400}, done)
-        s.line(r"^server: warm prompts: 3 of 3 are in the cache, 700 tokens computed, "
+        s.line(r" server: warm prompts: 3 of 3 are in the cache, 700 tokens computed, "
                r"400 found$")
         check(s.answer(first) == (399, want[0]), "the first")
         check(s.answer(second)[0] == 0, "without its salt")
@@ -146,13 +146,13 @@ def test_full():
     with Server(model("llama"), "--kv-bits", "f32", *write("prompts", lines), memory=48) as s:
         full = wait(s, "full")
         check(20 <= full["done"] < 60, full)
-        s.line(r"^server: warm prompts: stopped, the cache is full: \d+ of 60 are in ")
+        s.line(r" server: warm prompts: stopped, the cache is full: \d+ of 60 are in ")
         check(figure(s, "kvasir_cache_evicted_pages_total") == 0, "evicted")
         check(s.answer(lines[0]["prompt"], n=1)[0] == 1019, "the first is still there")
         s.end()
     with Server(model("llama"), *write("prompts", lines), "--prompt-cache-size", "5") as s:
         check(5 <= wait(s, "full")["done"] <= 6, "a limit on entries", state(s))
-        s.line(r"^server: warm prompts: stopped, the cache evicts prefixes: ")
+        s.line(r" server: warm prompts: stopped, the cache evicts prefixes: ")
         s.end()
 
 

@@ -39,7 +39,7 @@ printf '{"messages": [{"role": "user", "content": %s}], "max_tokens": 24, "tempe
     "$(quote <"$scratch/prompt")" | ASK_SECONDS=7200 ask /v1/chat/completions >"$scratch/answer"
 answer=$(field choices 0 message content <"$scratch/answer")
 echo "recall: $(field usage prompt_tokens <"$scratch/answer") tokens, then: $answer"
-grep -E '^id=.* route=chat ' "$scratch/log" | sed 's/^id=[^ ]* /recall: /'
+grep -E ' id=.* route=chat ' "$scratch/log" | sed 's/^.* request_id=/recall: request_id=/'
 if [[ $answer != *"$fact"* ]]; then
     echo "recall: the answer is not \"$fact\"" >&2
     exit 1

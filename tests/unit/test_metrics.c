@@ -71,8 +71,10 @@ static void test_a_life(void **state) {
     assert_true(value(BUCKET("inter_token_latency_seconds", "0.01")) == 1);
     assert_true(value(BUCKET("inter_token_latency_seconds", "0.05")) == 2);
     assert_true(value(ONE("inter_token_latency_seconds_count")) == 2);
-    assert_true(value(BUCKET("request_decode_time_seconds", "0.3")) == 1);
     assert_true(value(ONE("e2e_request_latency_seconds_sum")) == 2);
+    assert_true(value(ONE("request_inference_time_seconds_sum")) == 1.6);
+    assert_true(value(BUCKET("request_time_per_output_token_seconds", "0.025")) == 1);
+    assert_true(value(ONE("request_prefill_kv_computed_tokens_sum")) == 60);
     assert_true(value(BUCKET("request_prompt_tokens", "50.0")) == 0);
     assert_true(value(BUCKET("request_prompt_tokens", "100.0")) == 1);
     assert_true(value(BUCKET("request_generation_tokens", "2.0")) == 0);
@@ -141,6 +143,7 @@ static void test_choices(void **state) {
     assert_true(value(ONE("inter_token_latency_seconds_count")) == 2);
     assert_true(value(BUCKET("inter_token_latency_seconds", "0.01")) == 0);
     assert_true(value(ONE("request_generation_tokens_count")) == 4);
+    assert_true(value(ONE("request_max_num_generation_tokens_sum")) == 3);
     assert_true(value(ONE("e2e_request_latency_seconds_count")) == 1);
     assert_true(
         value("vllm:request_success_total{model_name=\"tiny\",finished_reason=\"length\"}") == 4);
@@ -347,7 +350,7 @@ static void test_names_are_explained(void **state) {
     assert_in_range(fread(text, 1, sizeof text - 1, f), 1000, sizeof text - 2);
     fclose(f);
     begin_at(100, S);
-    figures.resident_bytes = 1;
+    figures.resident_bytes = figures.traces.on = 1;
     figures.tenants = &(struct tenant_figures){.name = "-"};
     figures.n_tenants = 1;
     have_two_tiers();

@@ -367,9 +367,9 @@ static void test_behind_proxy(void **state) {
         client_close(&idle[i]);
     server_destroy(tiny.server); /* writes the log's last lines */
     tiny.server = NULL;
-    assert_non_null(strstr(logged, " client=203.0.113.70\n"));
+    assert_non_null(strstr(logged, " client=203.0.113.70 prompt="));
     assert_non_null(strstr(logged, "status=429 client=203.0.113.71 method="));
-    assert_non_null(strstr(logged, " client=127.0.0.1\n"));
+    assert_non_null(strstr(logged, " client=127.0.0.1 prompt="));
     assert_null(strstr(logged, "client=10."));
     assert_null(strstr(logged, "client=1.2.3.4"));
 }
@@ -392,7 +392,7 @@ static void test_no_proxy(void **state) {
     server_destroy(tiny.server);
     tiny.server = NULL;
     assert_null(strstr(logged, "client=203"));
-    assert_non_null(strstr(logged, "client=127.0.0.1\n"));
+    assert_non_null(strstr(logged, "client=127.0.0.1 prompt="));
 }
 
 static void test_bad_lists(void **state) {
