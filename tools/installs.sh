@@ -94,7 +94,7 @@ from_source() {
     git bundle create -q "$root/root/kvasir.git" HEAD
     step 'apt-get update -q && apt-get install -y -q --no-install-recommends git make'
     step 'git clone -q kvasir.git kvasir'
-    step 'make -C kvasir demo'
+    step 'cd kvasir && make demo'
     answer 12
 }
 
