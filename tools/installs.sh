@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# installs.sh [WAY...]: installs Kvasir in a bare Debian 12, as its documents say, in at most three
-# commands that are printed and timed:
+# installs.sh [--built] [WAY...]: installs Kvasir in a bare Debian 12, as its documents say, in at
+# most three commands that are printed and timed:
 #   source   git clone, to the demo's answer
 #   wheel    pip install, to a streamed answer (Debian with python3-pip)
 #   deb      apt install, to a service that answers /health
 #   tarball  the archive of `make dist`, to an answer
 #   image    dist/Dockerfile, to a container that is healthy
-# All of them without arguments. Each has a fresh chroot (mmdebstrap) or a fresh image (buildah).
-# Sources are those of HEAD. The log is kept: bench/results/installs-DATE-COMMIT.log.
+# All of them without arguments. --built takes the packages of an earlier run. Each way has a fresh
+# chroot (mmdebstrap) or a fresh image (buildah). Sources are those of HEAD. The log is kept:
+# bench/results/installs-DATE-COMMIT.log.
 #
 # No systemd runs in a chroot: the unit's ExecStart is run by hand as an unprivileged user, with the
 # keys where LoadCredential= would put them. Buildah isolates by chroot, because containers may not
@@ -18,6 +19,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
+built=
+[ "${1:-}" != --built ] || { built=1 && shift; }
 ways=("$@")
 [ $# != 0 ] || ways=(source wheel deb tarball image)
 [ "$(id -u)" = 0 ] || { echo "installs: needs root, for chroots" >&2 && exit 1; }
@@ -199,11 +202,11 @@ tools/fetch-model.sh
 [ -f "$base" ] || { echo "installs: a bare Debian 12" &&
     seconds mmdebstrap --variant=minbase --include=ca-certificates bookworm "$base"; }
 for way in "${ways[@]}"; do
-    case $way in
+    case ${built:+built-}$way in
     deb) echo "installs: building $way" && seconds tools/deb.sh ;;
     wheel) echo "installs: building $way" && seconds tools/wheel.sh ;;
     tarball) echo "installs: building $way" && seconds make dist ;;
-    source | image) ;;
+    source | image | built-*) ;;
     *) die "no way is called $way" ;;
     esac
 done
