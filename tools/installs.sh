@@ -14,7 +14,8 @@
 #
 # No systemd runs in a chroot: the unit's ExecStart is run by hand as an unprivileged user, with the
 # keys where LoadCredential= would put them. Buildah isolates by chroot, because containers may not
-# run inside a container: the image's user, environment and entry point are its own.
+# run inside a container, and allows 1,024 open files: the image's user, environment and entry
+# point are its own.
 # Needs root, tools/deps.sh soak, and Debian's and PyPI's servers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -83,11 +84,9 @@ healthy() { # PORT PID: /health answers within a minute
     done
     die "no answer of /health"
 }
-ends() { # PID: of a server that gets SIGTERM
-    local code=0
-    kill "$1"
-    wait "$1" || code=$?
-    [ $code = 0 ] || [ $code = 143 ] || die "the server ended with $code"
+ends() { # PID: of the shell that waits for a server, which gets SIGTERM
+    kill "$(ps -o pid= --ppid "$1" | tr -d ' ')"
+    wait "$1" || die "the server ended with $?"
 }
 free_port() {
     python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
@@ -180,7 +179,8 @@ from_image() {
     echo "  # docker run -v /srv/models:/models:ro -e KVASIR_MODEL=... -e KVASIR_API_KEY=... kvasir"
     echo "    (buildah run: $entry)"
     buildah run --isolation chroot -v "$PWD/models:/models:ro" -e KVASIR_API_KEY=secret \
-        -e KVASIR_PORT="$port" -e KVASIR_MODEL="/models/${model##*/}" "$container" -- $entry \
+        -e KVASIR_PORT="$port" -e KVASIR_MODEL="/models/${model##*/}" \
+        -e KVASIR_MAX_CONNECTIONS=256 "$container" -- $entry \
         >"$work/server" 2>&1 &
     server=$!
     seconds healthy "$port" $server
