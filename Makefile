@@ -7,7 +7,7 @@ DEMO_MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_TEXT := docs/examples/war-and-peace.txt
 
 .PHONY: all help deps demo serve models test check format attack soak bench cuda install \
-        uninstall clean debug asan tsan
+        uninstall dist deb wheel site clean debug asan tsan
 
 all: build/build.ninja ## build/kvasir and the libraries, release
 	@cmake --build build
@@ -70,6 +70,18 @@ install: all ## into PREFIX (default /usr/local), below DESTDIR
 
 uninstall: all ## removes what `make install` with the same PREFIX and DESTDIR puts there
 	@DESTDIR='$(DESTDIR)' tools/uninstall.sh build '$(PREFIX)'
+
+dist: all ## build-dist/kvasir-VERSION-ARCHITECTURE-linux.tar.gz: runs anywhere with a C library
+	@tools/dist.sh
+
+deb: ## build-deb/*.deb: Debian packages
+	@tools/deb.sh
+
+wheel: ## build-wheel/dist/*.whl: the Python package, with the program
+	@tools/wheel.sh
+
+site: ## build/site/: the documentation as a site
+	@tools/site.sh
 
 debug: ## build-debug/: for a debugger
 	@cmake --preset debug && cmake --build build-debug

@@ -5,7 +5,7 @@
 #   demo   packages for building and for fetching the demo model
 #   all    and those for the tests (default)
 #   soak   and those for `make soak`: a cross compiler and an emulator of 64-bit Arm; proxies;
-#          Prometheus
+#          Prometheus; packages of Kvasir, chroots and images to try them in, abidiff
 # Installing needs root or sudo. Without dpkg it names what to install and continues.
 set -euo pipefail
 
@@ -16,7 +16,9 @@ packages=(gcc libc6-dev cmake ninja-build pkg-config libjansson-dev libpcre2-dev
 [ "${1:-all}" = demo ] || packages+=(g++ clang clang-format mold pmccabe libcmocka-dev
                                         chromium-headless-shell curl redis-server)
 [ "${1:-all}" != soak ] || packages+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
-                                         nginx-light haproxy prometheus)
+                                         nginx-light haproxy prometheus
+                                         debhelper lintian patchelf abigail-tools
+                                         mmdebstrap buildah)
 
 missing=()
 if command -v dpkg-query >/dev/null; then

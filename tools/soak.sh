@@ -13,6 +13,10 @@
 #              KVASIR_SOAK_LIES rounds of lies of a Redis (20)
 #   server     64 clients of all kinds, KVASIR_SOAK_STORM seconds (180), under each sanitizer
 #   fuzz       KVASIR_SOAK_FUZZ seconds of each target (600)
+#   installs   every way to install, in a bare Debian (tools/installs.sh); its log is kept beside
+#              this one. Needs root
+#   abi        libkvasir's binary interface beside the last release's (tools/abi.sh)
+#   site       the documentation as a site, without a warning (tools/site.sh)
 #   interop    comparisons with other projects' packages (tools/interop.sh)
 #   goldens    the goldens that take long
 #   proxy      nginx and Caddy in front, as docs/deploy.md shows them, where they are installed
@@ -38,8 +42,8 @@ cd "$(dirname "$0")/.."
 exec </dev/null
 stages=("$@")
 [ $# != 0 ] ||
-    stages=(kcheck arm property tiers server fuzz interop goldens proxy framing attack schemas
-        masks agents recall lmeval mutants drawn asan tsan)
+    stages=(kcheck arm property tiers server fuzz installs abi site interop goldens proxy framing
+        attack schemas masks agents recall lmeval mutants drawn asan tsan)
 
 mkdir -p bench/results
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
@@ -99,6 +103,9 @@ for stage in "${stages[@]}"; do
     tiers) tiers_stage ;;
     server) tools/test.sh storm "${KVASIR_SOAK_STORM:-180}" ;;
     fuzz) tools/fuzz.sh "${KVASIR_SOAK_FUZZ:-600}" ;;
+    installs) tools/installs.sh ;;
+    abi) tools/abi.sh ;;
+    site) tools/site.sh ;;
     interop) tools/interop.sh ;;
     goldens)
         KVASIR_SOAK=1 ctest --test-dir build-ci --output-on-failure --no-label-summary \

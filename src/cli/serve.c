@@ -26,8 +26,7 @@
      .help = help_}
 static const struct option OPTIONS[] = {
     MODEL_OPTION_OR(struct serve_args, "--models"),
-    {.name = "--models", .alias = "--models-dir", .value = "DIR", .kind = OPTION_TEXT,
-     ROW(models), .shown = "none",
+    {.name = "--models", .value = "DIR", .kind = OPTION_TEXT, ROW(models), .shown = "none",
      .help = "instead of --model: several models, which requests choose by their names; a folder "
              "with GGUF files and models' folders, or a JSON file (docs/models.md). Each is loaded "
              "at its first request"},

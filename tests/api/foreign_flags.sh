@@ -14,6 +14,9 @@ noted() { grep -q -e "^note:   $1 is not needed here: " err || die "no note of $
 
 # ---- llama-server --------------------------------------------------------------------------------
 
+KVASIR_MODELS_DIR=$PWD plan -m "$tiny" # the folder of kvasir pull, not --models
+mkdir several && cp -r "$tiny" several/
+plan --models-dir several
 plan -m "$tiny" -c 640 -t 1 -np 3 -ctk q8_0 -ctv q5_0 -a name -fa on --jinja --metrics --slots -v \
     --seed 4 --temperature 0.5 --repeat-penalty 1.1 --n-predict 9 -b 512 -ub 64 -ngl 0 --no-mmap
 is ctx 640 "-c"
