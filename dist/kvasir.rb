@@ -12,6 +12,7 @@ class Kvasir < Formula
 
   depends_on "cmake" => :build
   depends_on "ninja" => :build
+  depends_on "node" => :build # npm, for the libraries of the server's page
   depends_on "pkgconf" => :build
   depends_on "curl"
   depends_on "hiredis"
@@ -26,8 +27,10 @@ class Kvasir < Formula
   depends_on "xxhash"
 
   def install
+    system "npm", "install", "--no-save", "markdown-it@13", "highlight.js@10", "dompurify@2", "katex@0.16"
     system "cmake", "-S", ".", "-B", "build", "-G", "Ninja", "-DBUILD_TESTING=OFF", *std_cmake_args,
-                    "-DCMAKE_BUILD_TYPE=Release"
+                    "-DCMAKE_BUILD_TYPE=Release", "-DKVASIR_PAGE_NODE=#{buildpath}/node_modules",
+                    "-DKVASIR_PAGE_KATEX=#{buildpath}/node_modules/katex/dist/katex.min.js"
     system "cmake", "--build", "build"
     system "cmake", "--install", "build"
   end

@@ -22,6 +22,7 @@ mv "$out/root/usr/local" "$top"
 doc=$top/share/doc/kvasir libraries=$top/lib/kvasir
 mkdir -p "$doc/licenses" "$libraries"
 cp LICENSE README.md CHANGELOG.md dist/config.json "$doc/"
+cp src/server/page/licences.txt "$doc/licenses/page"
 
 # Copies the libraries that the program needs, and the licence of the package of each.
 ldd "$top/bin/kvasir" | awk '$2 == "=>" { print $1, $3 }' | while read -r soname file; do
