@@ -346,9 +346,14 @@ static void test_real_schemas(void **state) {
         print_message("skipped: %s/maskbench.jsonl is not there\n", SCHEMAS);
         skip();
     }
-    while (getline(&line, &cap, f) > 0) {
+#ifdef __SANITIZE_ADDRESS__ /* minutes: one in three */
+    const int each = 3;
+#else
+    const int each = 1;
+#endif
+    for (int i = 0; getline(&line, &cap, f) > 0; i++) {
         json_t *one = json_loads(line, JSON_ALLOW_NUL, NULL);
-        if (one)
+        if (one && i % each == 0)
             check_suite(one, json_string_value(json_object_get(one, "name")), &counts);
         json_decref(one);
     }
@@ -357,7 +362,7 @@ static void test_real_schemas(void **state) {
     print_message("%d schemas, %d compile, %d instances wrong\n", counts.schemas, counts.compiled,
                   counts.wrong);
     assert_true(counts.compiled * 100 >= counts.schemas * 95);
-    assert_int_equal(counts.wrong, KNOWN_REAL);
+    assert_true(each == 1 ? counts.wrong == KNOWN_REAL : counts.wrong <= KNOWN_REAL);
 }
 
 /* Files of the suite whose instances all agree; `format` is an assertion here, and not there. */
