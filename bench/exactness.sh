@@ -18,10 +18,10 @@ command_of() { # SERVER
     case $1 in
     kvasir-*)
         bits=${1#kvasir-}
-        echo "exec build-ci/kvasir serve -m $model --port $port --ctx 4096 -q" \
+        echo "exec build-ci/kvasir serve -m $model --port $port --ctx 4096 --log-level error" \
             "--kv-bits ${bits%-rotating} --cache-memory-mb 512" \
             "$([[ $1 != *-rotating ]] || echo --max-kv-size 512)" \
-            "--cache-dir $folder/$1 --cache-disk-gb 1"
+            "--cache-dir $folder/$1 --cache-disk-gb 1 2>/dev/null"
         ;;
     *) echo "exec $venv/bin/python bench/exactness_peer.py $1 $model $port" ;;
     esac
