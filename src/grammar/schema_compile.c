@@ -233,10 +233,8 @@ static void set_heights(const struct schema_compiler *c, struct schema_choices *
         choices->all[i].height = c->goals[choices->all[i].goal].height;
 }
 
-/* Whether the plan can be met with goals of lower heights alone. */
-static bool can_be_met(struct schema_compiler *c, struct schema_plan *p, uint16_t height) {
-    if (p->branch.type != SCHEMA_ARRAY && p->branch.type != SCHEMA_OBJECT)
-        return true;
+/* Those of all choices of a plan. */
+static void set_plan_heights(const struct schema_compiler *c, struct schema_plan *p) {
     for (uint32_t i = 0; p->named && i < p->branch.n_named; i++)
         set_heights(c, &p->named[i]);
     for (uint32_t i = 0; p->classes && i < p->branch.n_classes; i++)
@@ -244,6 +242,13 @@ static bool can_be_met(struct schema_compiler *c, struct schema_plan *p, uint16_
     for (uint32_t i = 0; p->prefix && i < p->branch.n_prefix; i++)
         set_heights(c, &p->prefix[i]);
     set_heights(c, &p->rest);
+}
+
+/* Whether the plan can be met with goals of lower heights alone. */
+static bool can_be_met(const struct schema_compiler *c, struct schema_plan *p, uint16_t height) {
+    if (p->branch.type != SCHEMA_ARRAY && p->branch.type != SCHEMA_OBJECT)
+        return true;
+    set_plan_heights(c, p);
     return height > 0 && schema_has_room(&(struct schema_room){
                              .plan = p, .reach = height - 1u, .name = SCHEMA_UNBOUNDED});
 }
@@ -297,7 +302,7 @@ static void prune(struct closure *c) {
             struct schema_plan p = s->plans[k];
             if (p.height == SCHEMA_DEAD)
                 continue;
-            (void)can_be_met(&s->c, &p, SCHEMA_LEVELS_MAX); /* sets heights */
+            set_plan_heights(&s->c, &p);
             for (uint32_t j = 0; p.named && j < p.branch.n_named; j++)
                 keep_alive(&p.named[j]);
             for (uint32_t j = 0; p.classes && j < p.branch.n_classes; j++)

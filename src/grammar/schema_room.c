@@ -87,7 +87,8 @@ static bool is_enough(const struct schema_branch *b, uint32_t x) {
 }
 
 static bool some_enough(const struct schema_branch *b, const struct set *s) {
-    for (uint32_t x = 0; x < sets_of(b); x++)
+    const uint64_t n = sets_of(b);
+    for (uint32_t x = 0; x < n; x++)
         if (has(s, x) && is_enough(b, x))
             return true;
     return false;
@@ -104,8 +105,9 @@ static uint32_t patterns(const struct schema_choices *choices, uint32_t reach) {
 
 /* The counts after one more. */
 static struct set after_one(const struct schema_branch *b, const struct set *s, uint32_t patterns) {
+    const uint64_t n = patterns ? sets_of(b) : 0;
     struct set out = {0};
-    for (uint32_t x = 0; patterns && x < sets_of(b); x++)
+    for (uint32_t x = 0; x < n; x++)
         for (uint32_t counts = 0; has(s, x) && counts < 1u << SCHEMA_COUNTED_MAX; counts++) {
             uint32_t to = x;
             if (patterns >> counts & 1 && count(b, counts, &to))
@@ -129,18 +131,15 @@ static struct set counts_now(const struct schema_room *r) {
 
 /* ---- arrays ---------------------------------------------------------------------------------- */
 
-static bool any_fits(const struct schema_choices *choices, uint32_t reach) {
-    for (uint32_t i = 0; i < choices->n; i++)
-        if (choices->all[i].height <= reach)
-            return true;
-    return false;
-}
-
 static uint32_t number_that_fit(const struct schema_choices *choices, uint32_t reach) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < choices->n; i++)
         n += choices->all[i].height <= reach;
     return n;
+}
+
+static bool any_fits(const struct schema_choices *choices, uint32_t reach) {
+    return number_that_fit(choices, reach) > 0;
 }
 
 uint32_t schema_items_max(const struct schema_plan *p, uint32_t reach) {
