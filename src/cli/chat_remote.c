@@ -178,15 +178,10 @@ static int call_server(struct call *call, const char *path, const char *body) {
     }
     CURL *h = r->curl;
     curl_easy_reset(h); /* connections stay */
-    curl_easy_setopt(h, CURLOPT_URL, url.data);
-    curl_easy_setopt(h, CURLOPT_PROTOCOLS_STR, "http,https");
-    curl_easy_setopt(h, CURLOPT_HTTPHEADER, r->headers);
+    remote_setup(h, url.data, r->headers, why);
     if (body)
         curl_easy_setopt(h, CURLOPT_POSTFIELDS, body);
-    curl_easy_setopt(h, CURLOPT_CONNECTTIMEOUT, 10L);
     curl_easy_setopt(h, CURLOPT_TCP_KEEPALIVE, 1L);
-    curl_easy_setopt(h, CURLOPT_NOSIGNAL, 1L);
-    curl_easy_setopt(h, CURLOPT_ERRORBUFFER, why);
     curl_easy_setopt(h, CURLOPT_WRITEFUNCTION, on_body);
     curl_easy_setopt(h, CURLOPT_WRITEDATA, call);
     curl_easy_setopt(h, CURLOPT_NOPROGRESS, 0L);

@@ -396,6 +396,9 @@ struct remote_reply {
     struct text_buf body;     /* text_free */
     char why[REMOTE_WHY_MAX]; /* there is none */
 };
+/* What all requests of commands have in common, on a CURL handle; url and why[CURL_ERROR_SIZE] live
+ * until the transfer has ended. */
+void remote_setup(void *curl, const char *url, struct curl_slist *headers, char *why);
 /* GET of base and path. False: there is no whole reply. */
 bool remote_get(const char *base, const char *path, struct curl_slist *headers,
                 struct remote_reply *out);

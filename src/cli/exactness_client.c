@@ -46,15 +46,10 @@ static bool call_open(const struct exact_server *s, struct call *call, const cha
     CURL *h = call->curl = curl_easy_init();
     if (!h)
         return false;
-    curl_easy_setopt(h, CURLOPT_URL, call->url);
-    curl_easy_setopt(h, CURLOPT_PROTOCOLS_STR, "http,https");
-    curl_easy_setopt(h, CURLOPT_HTTPHEADER, s->headers);
+    remote_setup(h, call->url, s->headers, call->why);
     if (call->body)
         curl_easy_setopt(h, CURLOPT_POSTFIELDS, call->body);
-    curl_easy_setopt(h, CURLOPT_CONNECTTIMEOUT, 10L);
     curl_easy_setopt(h, CURLOPT_TIMEOUT_MS, (long)(seconds * 1000));
-    curl_easy_setopt(h, CURLOPT_NOSIGNAL, 1L);
-    curl_easy_setopt(h, CURLOPT_ERRORBUFFER, call->why);
     curl_easy_setopt(h, CURLOPT_WRITEFUNCTION, on_body);
     curl_easy_setopt(h, CURLOPT_WRITEDATA, call);
     curl_easy_setopt(h, CURLOPT_PRIVATE, call);

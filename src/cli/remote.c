@@ -52,6 +52,15 @@ static size_t on_reply(char *data, size_t size, size_t n, void *user) {
     return n <= REPLY_MAX - body->len && text_append(body, data, n) ? n : 0;
 }
 
+void remote_setup(void *curl, const char *url, struct curl_slist *headers, char *why) {
+    curl_easy_setopt(curl, CURLOPT_URL, url);
+    curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
+    curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT, 10L);
+    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, why);
+}
+
 bool remote_get(const char *base, const char *path, struct curl_slist *headers,
                 struct remote_reply *out) {
     char error[CURL_ERROR_SIZE] = "";
@@ -59,13 +68,8 @@ bool remote_get(const char *base, const char *path, struct curl_slist *headers,
     CURL *h = curl_easy_init();
     CURLcode result = CURLE_OUT_OF_MEMORY;
     if (h && text_puts(&url, base) && text_puts(&url, path)) {
-        curl_easy_setopt(h, CURLOPT_URL, url.data);
-        curl_easy_setopt(h, CURLOPT_PROTOCOLS_STR, "http,https");
-        curl_easy_setopt(h, CURLOPT_HTTPHEADER, headers);
-        curl_easy_setopt(h, CURLOPT_CONNECTTIMEOUT, 10L);
+        remote_setup(h, url.data, headers, error);
         curl_easy_setopt(h, CURLOPT_TIMEOUT, 30L);
-        curl_easy_setopt(h, CURLOPT_NOSIGNAL, 1L);
-        curl_easy_setopt(h, CURLOPT_ERRORBUFFER, error);
         curl_easy_setopt(h, CURLOPT_WRITEFUNCTION, on_reply);
         curl_easy_setopt(h, CURLOPT_WRITEDATA, &out->body);
         result = curl_easy_perform(h);
