@@ -196,11 +196,12 @@ class Scanner:
 
     def __init__(self):
         self.stack, self.place = [], "value"
+        self.back = "string"  # where an escape was
         self.seen = set()
 
     def copy(self):
         c = Scanner()
-        c.stack, c.place, c.seen = list(self.stack), self.place, set()
+        c.stack, c.place, c.back, c.seen = list(self.stack), self.place, self.back, set()
         return c
 
     def feed(self, text):
