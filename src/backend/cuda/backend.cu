@@ -56,6 +56,7 @@ static kvasir_status open_device(cuda_backend *b, kvasir_error *err) {
 }
 
 static void free_fixed(cuda_backend *b) {
+    bring_close(b);
     (void)cudaFreeHost(b->host_tables);
     void *device[] = {b->dev_tables, b->part_out, b->part_ms, b->arrived, b->act};
     for (void *p : device)
@@ -146,7 +147,8 @@ static bool alloc_fixed(cuda_backend *b) {
     if (cudaMallocHost((void **)&b->host_tables, table_bytes) != cudaSuccess ||
         !device_array(table_bytes, &b->dev_tables) || !device_array(floats, &b->part_out) ||
         !device_array(rows, &b->part_ms) || !device_array(arrived, &b->arrived) ||
-        !device_array(product_scratch_bytes_cuda(l->rows, l->dim), (uint8_t **)&b->act))
+        !device_array(product_scratch_bytes_cuda(l->rows, l->dim), (uint8_t **)&b->act) ||
+        !bring_open(b, std::max(l->rows * sizeof(uint64_t), HEAD_DIM_MAX * sizeof(double))))
         return false;
     // The block of a row that arrives last sets its counter back: zeroed once.
     cuda_ok(b, cudaMemsetAsync(b->arrived, 0, arrived * sizeof *b->arrived, b->stream));

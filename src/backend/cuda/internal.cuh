@@ -116,6 +116,15 @@ struct step_plan {
     group_plan plan[BACKEND_GROUPS_MAX];
 };
 
+// Pieces of host memory on their way to the device (cuda_bring).
+enum { BRING_SLOTS = 16 };
+struct bring_ring {
+    uint8_t *host, *device; // [BRING_SLOTS][slot_bytes], host: pinned
+    size_t slot_bytes;
+    uint32_t next;
+    cudaEvent_t read[BRING_SLOTS]; // the slot of host may be written again
+};
+
 struct cuda_graph {
     cudaGraphExec_t exec;
     uint32_t reserved; // cuda_backend.reserved_times when it was captured
@@ -145,6 +154,7 @@ struct cuda_backend {
     step_group group[BACKEND_GROUPS_MAX];
     group_plan plan[BACKEND_GROUPS_MAX];
     step_plan step; // of the last step_begin: where group and plan come from
+    bring_ring bring;
     // scratch of decode: partial results (decode.cu says of what), arrival counters
     float *part_out;   // [part][gqa][head_dim]
     float2 *part_ms;   // [part][gqa] maximum, sum
@@ -226,6 +236,13 @@ void cuda_attention(struct backend *b, const struct batch *batch, const struct k
 // memory.cu: looks the driver up; gives back what is left.
 kvasir_status arenas_open(cuda_backend *b, int device, kvasir_error *err);
 void arenas_close(cuda_backend *b);
+// memory.cu: room for pieces of this size; the old room is given back. False: no memory is left.
+bool bring_open(cuda_backend *b, size_t piece_bytes);
+void bring_close(cuda_backend *b);
+// memory.cu: a copy in device memory of a host array that an operation reads, for kernels launched
+// until BRING_SLOTS - 1 others are brought. The host may change its array at once. NULL after an
+// error; inside a capture it is one, since a graph would bring the same bytes for every step.
+const void *cuda_bring(cuda_backend *b, const void *host, size_t bytes);
 // memory.cu: where kernels find an arena.
 const uint8_t *arena_base(const struct backend_arena *a);
 // clock.cu: what this build has for the device. False: nothing.
