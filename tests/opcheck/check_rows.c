@@ -45,8 +45,15 @@ struct both {
 static struct both both_of(float *x, size_t n) {
     return (struct both){device_copy(x, n * sizeof *x), x, n};
 }
+/* Normal numbers times `size`. */
+static struct both wide_both(size_t n, float size) {
+    float *x = plain_floats(n);
+    for (size_t i = 0; i < n; i++)
+        x[i] *= size;
+    return both_of(x, n);
+}
 static struct both random_both(size_t n) {
-    return both_of(plain_floats(n), n);
+    return wide_both(n, 1);
 }
 static struct both output(size_t n) {
     return (struct both){device_buffer(n * sizeof(float)), plain(n * sizeof(float)), n};
@@ -76,17 +83,23 @@ static void spoil(void *p, size_t bytes) {
 
 /* ---- one input, one output ------------------------------------------------------------------- */
 
+/* Rows as heads have them in a long step: more than a grid's y holds. */
+enum { NORM_ROWS = 70001 };
+
 static void check_rms_norm(void) {
-    if (!device_has(rms_norm) || !family_begin("rms_norm", "rows of 64, 96, 512"))
+    static const uint32_t DIMS[] = {64, 96, DIM_MAX, 513, 1203};
+    enum { N_DIMS = sizeof DIMS / sizeof *DIMS };
+    if (!device_has(rms_norm) || !family_begin("rms_norm", "rows of 64 to 1,203"))
         return;
-    static const uint32_t DIMS[] = {64, 96, DIM_MAX};
-    for (uint32_t i = 0; i < 3 * ROW_COUNTS; i++) {
-        const uint32_t dim = DIMS[i % 3], rows = ROWS[i / 3];
+    for (uint32_t i = 0; i <= N_DIMS * ROW_COUNTS; i++) {
+        const bool many = i == N_DIMS * ROW_COUNTS;
+        const uint32_t dim = many ? 16 : DIMS[i % N_DIMS];
+        const uint32_t rows = many ? NORM_ROWS : ROWS[i / N_DIMS];
         case_begin("%u rows of %u", rows, dim);
         begin(8);
         struct both x = random_both((size_t)rows * dim), gain = random_both(dim);
         struct both y = i % 2 ? output(x.n) : copy_of(&x);
-        const bool ones = i % 5 == 0;
+        const bool ones = i % 3 == 0;
         op_rms_norm(reference, i % 2 ? x.host : y.host, ones ? NULL : gain.host, rows, dim, 1e-5f,
                     y.host);
         op_rms_norm(device, i % 2 ? x.device : y.device, ones ? NULL : gain.device, rows, dim,
@@ -138,7 +151,7 @@ static void check_rope(void) {
 
 /* ---- elementwise ----------------------------------------------------------------------------- */
 
-static const size_t COUNTS[] = {1, 31, 1024, 1025, 5000};
+static const size_t COUNTS[] = {1, 31, 1024, 1025, 5000, 70001};
 enum { N_COUNTS = sizeof COUNTS / sizeof *COUNTS };
 
 static void check_gates(void) {
@@ -149,7 +162,9 @@ static void check_gates(void) {
         const size_t n = COUNTS[i / GATE_KINDS];
         case_begin("kind %d, %zu values", (int)kind, n);
         begin(8);
-        struct both gate = random_both(n), up = random_both(n), y = output(n), y2 = copy_of(&gate);
+        /* beyond what GATE_SWIGLU_CLAMPED limits, and where sigmoids are 0 or 1 */
+        struct both gate = wide_both(n, i % 2 ? 40 : 5), up = wide_both(n, 5);
+        struct both y = output(n), y2 = copy_of(&gate);
         op_gate_mul(reference, kind, gate.host, up.host, n, y.host);
         op_gate_mul(device, kind, gate.device, up.device, n, y.device);
         const float *got = compare(&y, 1, choice->rows_near);

@@ -208,7 +208,9 @@ static backend_ops make_ops() {
     BACKEND_MEMBERS(MEMBER)
     MEMBER(flush) MEMBER(alloc) MEMBER(free) MEMBER(upload) MEMBER(upload_free)
     MEMBER(read) MEMBER(write) MEMBER(weight_put) MEMBER(weight_drop)
-    MEMBER(matmul) MEMBER(kv_store) MEMBER(attention)
+    MEMBER(rms_norm) MEMBER(matmul) MEMBER(rope_table) MEMBER(rope) MEMBER(kv_store)
+    MEMBER(attention) MEMBER(gate_mul) MEMBER(add) MEMBER(scale) MEMBER(gate_rows)
+    MEMBER(softcap) MEMBER(rearrange) MEMBER(gather_rows)
 #undef MEMBER
         // clang-format on
         return ops;

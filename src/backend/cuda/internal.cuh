@@ -5,10 +5,11 @@
 //     memory.cu      buffers, arenas                   encode.cu    K and V into pages
 //     step.cu        the tables of a step              decode.cu    attention of few rows
 //     attention.cu   chooses between these two:        prefill.cu   attention of many rows
+//     rows.cu        norm, rope, gates, moves of rows
 //     graph.cu, clock.cu   for opcheck (graph.h)       error.cu     the first error
 //
-// A file calls those below it only: error; memory, decode, prefill; step, product; encode,
-// attention, graph, clock; backend.
+// A file calls those below it only: error; memory, decode, prefill; step, product, rows;
+// encode, attention, graph, clock; backend.
 //
 // All kernels are compiled without contraction (-fmad=false): a*b+c is two roundings, fmaf() one.
 #pragma once
@@ -221,6 +222,24 @@ void cuda_weight_drop(struct backend *b, const struct backend_weight *w);
 void cuda_matmul(struct backend *b, const float *x, uint32_t rows,
                  const struct backend_weight *const *w, const float *const *bias, float *const *y,
                  uint32_t count);
+// rows.cu
+void cuda_rms_norm(struct backend *b, const float *x, const float *gain, uint32_t rows,
+                   uint32_t dim, float eps, float *y);
+void cuda_rope_table(struct backend *b, const uint32_t *pos, uint32_t rows, const double *inv_freq,
+                     uint32_t n, float scale, float *cos_out, float *sin_out);
+void cuda_rope(struct backend *b, float *x, uint32_t rows, uint32_t heads, uint32_t head_dim,
+               const float *cos_in, const float *sin_in, uint32_t n, bool adjacent);
+void cuda_gate_mul(struct backend *b, enum gate_kind kind, const float *gate, const float *up,
+                   size_t n, float *y);
+void cuda_add(struct backend *b, float *x, const float *y, float scale, size_t n);
+void cuda_scale(struct backend *b, float *x, float scale, size_t n);
+void cuda_gate_rows(struct backend *b, float *x, const float *gate, uint32_t rows, uint32_t dim);
+void cuda_softcap(struct backend *b, float *x, float cap, size_t n);
+void cuda_rearrange(struct backend *b, uint32_t rows, uint32_t blocks, uint32_t n,
+                    const float *from, struct block_strides from_strides, float *to,
+                    struct block_strides to_strides);
+void cuda_gather_rows(struct backend *b, const float *x, const uint32_t *index, uint32_t n,
+                      uint32_t dim, float *y);
 // step.cu
 kvasir_status cuda_check_layout(const struct backend *b, const struct page_layout *l,
                                 kvasir_error *err);
