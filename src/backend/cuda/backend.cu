@@ -143,11 +143,15 @@ static bool alloc_fixed(cuda_backend *b) {
         rows = std::max(rows, part_rows);
         arrived = std::max(arrived, items * g.kv_heads);
     }
+    // experts: each of a row's inputs of the second product is a row of its own
+    const size_t act_bytes =
+        std::max(product_scratch_bytes_cuda(l->rows, l->dim),
+                 product_scratch_bytes_cuda(l->rows * l->top_k, l->expert_dim));
     const size_t table_bytes = tables_lay_out(l, nullptr, l->seqs, b->most, b->group);
     if (cudaMallocHost((void **)&b->host_tables, table_bytes) != cudaSuccess ||
         !device_array(table_bytes, &b->dev_tables) || !device_array(floats, &b->part_out) ||
         !device_array(rows, &b->part_ms) || !device_array(arrived, &b->arrived) ||
-        !device_array(product_scratch_bytes_cuda(l->rows, l->dim), (uint8_t **)&b->act) ||
+        !device_array(act_bytes, (uint8_t **)&b->act) ||
         !bring_open(b, std::max(l->rows * sizeof(uint64_t), HEAD_DIM_MAX * sizeof(double))))
         return false;
     // The block of a row that arrives last sets its counter back: zeroed once.
@@ -208,7 +212,7 @@ static backend_ops make_ops() {
     BACKEND_MEMBERS(MEMBER)
     MEMBER(flush) MEMBER(alloc) MEMBER(free) MEMBER(upload) MEMBER(upload_free)
     MEMBER(read) MEMBER(write) MEMBER(weight_put) MEMBER(weight_drop)
-    MEMBER(rms_norm) MEMBER(matmul) MEMBER(rope_table) MEMBER(rope) MEMBER(kv_store)
+    MEMBER(embed) MEMBER(rms_norm) MEMBER(matmul) MEMBER(rope_table) MEMBER(rope) MEMBER(kv_store)
     MEMBER(attention) MEMBER(gate_mul) MEMBER(add) MEMBER(scale) MEMBER(gate_rows)
     MEMBER(softcap) MEMBER(rearrange) MEMBER(gather_rows) MEMBER(short_conv) MEMBER(delta_rule)
 #undef MEMBER

@@ -218,10 +218,13 @@ void cuda_arena_write(struct backend *b, struct backend_arena *a, size_t at, con
 void cuda_arena_zero(struct backend *b, struct backend_arena *a, size_t at, size_t width,
                      size_t pitch, size_t count);
 void cuda_page_convert(struct backend *b, struct backend_arena *a, const struct page_conversion *c);
-// product.cu
+// weights.cu
 kvasir_status cuda_weight_put(struct backend *b, const struct weight *w,
                               const struct backend_weight **out, kvasir_error *err);
 void cuda_weight_drop(struct backend *b, const struct backend_weight *w);
+void cuda_embed(struct backend *b, const struct backend_weight *w, const int32_t *tokens,
+                uint32_t rows, float *y);
+// product.cu
 void cuda_matmul(struct backend *b, const float *x, uint32_t rows,
                  const struct backend_weight *const *w, const float *const *bias, float *const *y,
                  uint32_t count);
@@ -286,7 +289,10 @@ bool operation_begins(const cuda_backend *b, const batch *batch, const kv_view *
 size_t decode_parts(const cuda_backend *b, size_t items, uint32_t kv_heads);
 // prefill.cu: query rows (tokens x query heads of a KV head) of a full block.
 uint32_t prefill_block_rows(uint32_t k_formats, uint32_t v_formats, uint32_t head_dim);
-// product.cu: bytes of cuda_backend.act.
+// weights.cu: what kernels need of a matrix (product.cuh).
+struct weight_view;
+const weight_view *weight_view_of(const struct backend_weight *w);
+// product.cu: bytes of cuda_backend.act, for rows of the most inputs.
 size_t product_scratch_bytes_cuda(uint32_t max_rows, uint32_t max_inputs);
 
 // ---- attention -------------------------------------------------------------------------------
