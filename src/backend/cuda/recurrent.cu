@@ -8,8 +8,8 @@
 //         taps     | 0 ... 0 | w[0] ... w[width - 1] |     TAPS of them: 4 or 64
 //         inputs   | 0 ... 0 | state ......... | x   |
 //
-//     delta_rule    a block for each (sequence, value head, some columns of S); PARTS lanes (4, 8 or
-//                   16) share a column, 32 keys each. Eight rows at a time:
+//     delta_rule    a block for each (sequence, value head, some columns of S); PARTS lanes (4, 8
+//                   or 16) share a column, 32 keys each. Eight rows at a time:
 //
 //         1  a warp for each q and k: normed, into shared memory; decay, beta and v likewise
 //         2  row after row, without a barrier:  S = decay S;  held = k S;  d = beta (v - held);
