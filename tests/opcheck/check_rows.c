@@ -3,6 +3,7 @@
  * same inputs; then some rows alone on the device, whose bits must be those that they had among the
  * others. Arguments in host memory are overwritten as soon as a call returns: they were consumed.
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,9 +14,9 @@ enum {
     DIM_MAX = 512,
     HEADS = 3,
     HEAD_DIM = 64,
-    EXPERTS = 6,
-    TOP_K = 2,
-    EXPERT_DIM = 96
+    EXPERTS_MAX = 40,
+    TOP_K_MAX = 5,
+    EXPERT_DIM_MAX = 96
 };
 
 static const uint32_t ROWS[] = {1, 2, 9, ROWS_MAX};
@@ -26,9 +27,9 @@ static void begin(int act_bits) {
                                           .seqs = 1,
                                           .dim = DIM_MAX,
                                           .head_dim = HEAD_DIM,
-                                          .experts = EXPERTS,
-                                          .top_k = TOP_K,
-                                          .expert_dim = EXPERT_DIM,
+                                          .experts = EXPERTS_MAX,
+                                          .top_k = TOP_K_MAX,
+                                          .expert_dim = EXPERT_DIM_MAX,
                                           .pages = 4,
                                           .groups = 1,
                                           .group = {{HEADS, HEADS, HEAD_DIM}}};
@@ -417,39 +418,22 @@ static double experts_near(int act_bits) {
                                                      : choice->weights_near;
 }
 
+struct expert_shape {
+    uint32_t n, top_k, dim, expert_dim;
+};
+
 struct expert_case {
-    struct matrix gate[EXPERTS], up[EXPERTS], down[EXPERTS];
-    struct expert experts[2][EXPERTS]; /* of the reference, of the device */
+    struct expert_shape shape;
+    struct matrix gate[EXPERTS_MAX], up[EXPERTS_MAX], down[EXPERTS_MAX];
+    struct expert experts[2][EXPERTS_MAX]; /* of the reference, of the device */
     struct expert_layer layer[2];
 };
 
-static void experts_make(struct expert_case *c, const struct weight *type, uint32_t dim, bool pairs,
-                         bool biased) {
-    const uint32_t wide = pairs ? 2 * EXPERT_DIM : EXPERT_DIM;
-    struct weight inner = *type; /* EXPERT_DIM is not a multiple of 64 */
-    inner.group = inner.group > 32 ? 32 : inner.group;
-    for (uint32_t e = 0; e < EXPERTS; e++) {
-        c->gate[e] = matrix_make(type, wide, dim);
-        c->up[e] = matrix_make(type, EXPERT_DIM, dim);
-        c->down[e] = matrix_make(&inner, dim, EXPERT_DIM);
-        c->experts[0][e] =
-            (struct expert){c->gate[e].reference, c->up[e].reference, c->down[e].reference};
-        c->experts[1][e] = (struct expert){c->gate[e].device, c->up[e].device, c->down[e].device};
-        if (pairs)
-            c->experts[0][e].up = c->experts[1][e].up = NULL;
-    }
-    struct both gate_bias = random_both((size_t)EXPERTS * wide), scale = random_both(EXPERTS),
-                up_bias = random_both((size_t)EXPERTS * EXPERT_DIM),
-                down_bias = random_both((size_t)EXPERTS * dim);
-    c->layer[0] = (struct expert_layer){.n = EXPERTS,
-                                        .top_k = TOP_K,
-                                        .experts = c->experts[0],
-                                        .gate = pairs ? GATE_SWIGLU_CLAMPED : GATE_SILU,
-                                        .normalize = !pairs};
-    c->layer[1] = c->layer[0];
-    c->layer[1].experts = c->experts[1];
-    if (!biased)
-        return;
+static void experts_bias(struct expert_case *c, uint32_t wide, bool pairs) {
+    const struct expert_shape *s = &c->shape;
+    struct both gate_bias = random_both((size_t)s->n * wide), scale = random_both(s->n),
+                up_bias = random_both((size_t)s->n * s->expert_dim),
+                down_bias = random_both((size_t)s->n * s->dim);
     c->layer[0].gate_bias = gate_bias.host, c->layer[1].gate_bias = gate_bias.device;
     c->layer[0].down_bias = down_bias.host, c->layer[1].down_bias = down_bias.device;
     c->layer[0].scale = scale.host, c->layer[1].scale = scale.device;
@@ -457,24 +441,62 @@ static void experts_make(struct expert_case *c, const struct weight *type, uint3
         c->layer[0].up_bias = up_bias.host, c->layer[1].up_bias = up_bias.device;
 }
 
-static void experts_case(const struct weight *type, uint32_t rows, int act_bits) {
-    enum { DIM = 128 };
-    struct expert_case c;
+static void experts_make(struct expert_case *c, const struct weight *type, bool pairs,
+                         bool biased) {
+    const struct expert_shape *s = &c->shape;
+    const uint32_t wide = pairs ? 2 * s->expert_dim : s->expert_dim;
+    struct weight inner = *type; /* expert_dim is not a multiple of 64 */
+    inner.group = inner.group > 32 ? 32 : inner.group;
+    for (uint32_t e = 0; e < s->n; e++) {
+        c->gate[e] = matrix_make(type, wide, s->dim);
+        c->up[e] = matrix_make(type, s->expert_dim, s->dim);
+        c->down[e] = matrix_make(&inner, s->dim, s->expert_dim);
+        c->experts[0][e] =
+            (struct expert){c->gate[e].reference, c->up[e].reference, c->down[e].reference};
+        c->experts[1][e] = (struct expert){c->gate[e].device, c->up[e].device, c->down[e].device};
+        if (pairs)
+            c->experts[0][e].up = c->experts[1][e].up = NULL;
+    }
+    c->layer[0] = (struct expert_layer){.n = s->n,
+                                        .top_k = s->top_k,
+                                        .experts = c->experts[0],
+                                        .gate = pairs ? GATE_SWIGLU_CLAMPED : GATE_SILU,
+                                        .normalize = !pairs};
+    c->layer[1] = c->layer[0];
+    c->layer[1].experts = c->experts[1];
+    if (biased)
+        experts_bias(c, wide, pairs);
+}
+
+/* Logits of few different values, so that many are equal; the last of several rows has a NaN. */
+static struct both router_logits(uint32_t rows, uint32_t n) {
+    float *x = plain_floats((size_t)rows * n);
+    for (size_t i = 0; i < (size_t)rows * n; i++)
+        x[i] = (float)(int)(x[i] * 4);
+    if (rows > 1)
+        x[(size_t)(rows - 1) * n] = NAN;
+    return both_of(x, (size_t)rows * n);
+}
+
+static void experts_case(const struct weight *type, const struct expert_shape *shape, uint32_t rows,
+                         int act_bits) {
+    struct expert_case c = {.shape = *shape};
+    const uint32_t dim = shape->dim;
     const bool pairs = random_bits() & 1, biased = random_bits() & 1;
     case_begin("%u rows%s%s", rows, pairs ? ", gate and up in turn" : "", biased ? ", bias" : "");
     begin(act_bits);
-    experts_make(&c, type, DIM, pairs, biased);
-    struct both x = random_both((size_t)rows * DIM), logits = random_both((size_t)rows * EXPERTS),
+    experts_make(&c, type, pairs, biased);
+    struct both x = random_both((size_t)rows * dim), logits = router_logits(rows, shape->n),
                 y = output(x.n);
     op_experts(reference, x.host, rows, logits.host, &c.layer[0], y.host);
     op_experts(device, x.device, rows, logits.device, &c.layer[1], y.device);
     const float *got = compare(&y, rows, experts_near(act_bits));
     const uint32_t row = random_below(rows);
-    float *alone = device_buffer(DIM * sizeof *alone);
-    op_experts(device, x.device + (size_t)row * DIM, 1, logits.device + (size_t)row * EXPERTS,
+    float *alone = device_buffer(dim * sizeof *alone);
+    op_experts(device, x.device + (size_t)row * dim, 1, logits.device + (size_t)row * shape->n,
                &c.layer[1], alone);
-    same_bits(alone, got + (size_t)row * DIM, DIM, "a row alone");
-    for (uint32_t e = 0; e < EXPERTS; e++) {
+    same_bits(alone, got + (size_t)row * dim, dim, "a row alone");
+    for (uint32_t e = 0; e < shape->n; e++) {
         matrix_drop(&c.gate[e]);
         matrix_drop(&c.up[e]);
         matrix_drop(&c.down[e]);
@@ -482,14 +504,21 @@ static void experts_case(const struct weight *type, uint32_t rows, int act_bits)
 }
 
 static void check_experts(void) {
+    static const struct expert_shape FEW = {6, 2, 128, EXPERT_DIM_MAX},
+                                     MANY = {EXPERTS_MAX, TOP_K_MAX, 32, 32};
     for (uint32_t i = 0; device_has(experts) && i < N_TYPES; i++)
         for (int act_bits = 8; act_bits <= (is_float(TYPES[i].type) ? 8 : 16); act_bits += 8) {
             if (!type_begins("experts", &TYPES[i], act_bits))
                 continue;
             for (uint32_t j = 0; j < ROW_COUNTS; j++)
-                experts_case(&TYPES[i], ROWS[j], act_bits);
+                experts_case(&TYPES[i], &FEW, ROWS[j], act_bits);
             family_end();
         }
+    if (!device_has(experts) || !family_begin("experts", "%d of %d", TOP_K_MAX, EXPERTS_MAX))
+        return;
+    for (uint32_t j = 0; j < ROW_COUNTS; j++)
+        experts_case(&TYPES[0], &MANY, ROWS[j], 8);
+    family_end();
 }
 
 void check_rows(void) {

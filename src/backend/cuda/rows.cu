@@ -47,8 +47,7 @@ template <class F> __global__ void __launch_bounds__(BLOCK) each_kernel(F f, siz
             f.out[first + j * BLOCK] = v[j];
 }
 
-template <class F> void launch_each(struct backend *base, const F &f, size_t n) {
-    cuda_backend *b = cuda_of(base);
+template <class F> void launch_each(cuda_backend *b, const F &f, size_t n) {
     if (n && cuda_works(b))
         cuda_ok(b,
                 launch_early(b, each_kernel<F>, dim3(blocks_of(n, BLOCK_VALUES)), BLOCK, 0, f, n));
@@ -57,8 +56,11 @@ template <class F> void launch_each(struct backend *base, const F &f, size_t n) 
 struct gate_each {
     gate_kind kind;
     const float *gate, *up;
+    uint32_t step;
     float *out;
-    __device__ float value(size_t i) const { return gate_value(kind, gate[i], up[i]); }
+    __device__ float value(size_t i) const {
+        return gate_value(kind, gate[i * step], up[i * step]);
+    }
 };
 
 struct add_each {
@@ -251,22 +253,27 @@ __global__ void __launch_bounds__(BLOCK)
 
 // ---- the operations --------------------------------------------------------------------------
 
+void gate_values(cuda_backend *b, enum gate_kind kind, const float *gate, const float *up,
+                 uint32_t step, size_t n, float *y) {
+    ASSERT(kind < GATE_KINDS);
+    launch_each(b, gate_each{kind, gate, up, step, y}, n);
+}
+
 void cuda_gate_mul(struct backend *b, enum gate_kind kind, const float *gate, const float *up,
                    size_t n, float *y) {
-    ASSERT(kind < GATE_KINDS);
-    launch_each(b, gate_each{kind, gate, up, y}, n);
+    gate_values(cuda_of(b), kind, gate, up, 1, n, y);
 }
 
 void cuda_add(struct backend *b, float *x, const float *y, float scale, size_t n) {
-    launch_each(b, add_each{x, y, scale}, n);
+    launch_each(cuda_of(b), add_each{x, y, scale}, n);
 }
 
 void cuda_scale(struct backend *b, float *x, float scale, size_t n) {
-    launch_each(b, scale_each{x, scale}, n);
+    launch_each(cuda_of(b), scale_each{x, scale}, n);
 }
 
 void cuda_softcap(struct backend *b, float *x, float cap, size_t n) {
-    launch_each(b, softcap_each{x, cap}, n);
+    launch_each(cuda_of(b), softcap_each{x, cap}, n);
 }
 
 void cuda_rms_norm(struct backend *base, const float *x, const float *gain, uint32_t rows,
