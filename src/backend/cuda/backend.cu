@@ -130,10 +130,6 @@ static kvasir_status check_limits(const backend_limits *l, kvasir_error *err) {
     return KVASIR_OK;
 }
 
-template <class T> static bool device_array(size_t n, T **out) {
-    return cudaMalloc((void **)out, std::max<size_t>(n, 1) * sizeof(T)) == cudaSuccess;
-}
-
 static bool alloc_fixed(cuda_backend *b) {
     const backend_limits *l = &b->limits;
     size_t floats = 0, rows = 0, arrived = 0; // partial results: elements; heads; arrivals

@@ -38,10 +38,6 @@ namespace {
 
 enum { GATE, UP, DOWN, WARP = 32, BLOCK_THREADS = 256 };
 
-uint32_t blocks_of(size_t n, uint32_t each) {
-    return (uint32_t)((n + each - 1) / each);
-}
-
 // ---- routing ---------------------------------------------------------------------------------
 
 struct route_args {
@@ -203,10 +199,6 @@ const expert_table *table_of(cuda_backend *b, const struct expert_layer *layer) 
         t = b->experts.tables;
     }
     return cuda_works(b) ? t : nullptr;
-}
-
-template <class T> bool device_array(size_t n, T **out) {
-    return cudaMalloc((void **)out, std::max<size_t>(n, 1) * sizeof(T)) == cudaSuccess;
 }
 
 } // namespace

@@ -189,6 +189,16 @@ static inline bool head_dim_supported(uint32_t dims) {
     return dims == 64 || dims == 128 || dims == 256;
 }
 
+// Memory of the device for n elements. False: none is left.
+template <class T> bool device_array(size_t n, T **out) {
+    return cudaMalloc((void **)out, (n ? n : 1) * sizeof(T)) == cudaSuccess;
+}
+
+// Blocks that n values take, `each` a block.
+static inline uint32_t blocks_of(size_t n, uint32_t each) {
+    return (uint32_t)((n + each - 1) / each);
+}
+
 // ---- errors (error.cu) -----------------------------------------------------------------------
 
 // No error so far. After the first one nothing is enqueued any more.

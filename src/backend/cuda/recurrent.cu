@@ -271,7 +271,7 @@ template <int PARTS> __global__ void __launch_bounds__(DELTA_THREADS) delta_kern
 template <int PARTS> void launch_delta(cuda_backend *b, const delta_args &a) {
     const delta_layer &l = a.layer;
     const uint32_t columns = delta_rows<PARTS>::COLUMNS;
-    const dim3 blocks(b->step.n_seqs, l.value_heads, (l.value_dim + columns - 1) / columns);
+    const dim3 blocks(b->step.n_seqs, l.value_heads, blocks_of(l.value_dim, columns));
     cuda_ok(b, launch_early(b, delta_kernel<PARTS>, blocks, DELTA_THREADS, 0, a));
 }
 
@@ -294,7 +294,7 @@ void cuda_short_conv(struct backend *base, const struct batch *batch, size_t at,
     ASSERT(width > 0 && channels > 0);
     const conv_args a = {
         b->step.group[0].seqs, b->step.group[0].states, at, x, w, width, channels, silu, y};
-    const dim3 blocks(b->step.n_seqs, (channels + CONV_THREADS - 1) / CONV_THREADS);
+    const dim3 blocks(b->step.n_seqs, blocks_of(channels, CONV_THREADS));
     if (width <= TAPS_FEW)
         cuda_ok(b, launch_early(b, conv_kernel<TAPS_FEW>, blocks, CONV_THREADS, 0, a));
     else if (width <= TAPS_MAX)

@@ -26,10 +26,6 @@ namespace {
 
 enum { WARP = 32, BLOCK = 256, EACH = 4, BLOCK_VALUES = BLOCK * EACH };
 
-uint32_t blocks_of(size_t n, uint32_t each) {
-    return (uint32_t)((n + each - 1) / each);
-}
-
 // ---- elementwise -----------------------------------------------------------------------------
 
 // F: value(i) computes from its operands what stands at out[i] afterwards; out may be an operand.
@@ -335,7 +331,7 @@ void cuda_rearrange(struct backend *base, uint32_t rows, uint32_t blocks, uint32
     cuda_backend *b = cuda_of(base);
     ASSERT(from_strides.row >= n && to_strides.row >= n && (uint64_t)blocks * n <= UINT32_MAX);
     const rearrange_args a = {blocks, n, from, from_strides, to, to_strides};
-    if (rows && blocks * n && cuda_works(b))
+    if (rows > 0 && blocks * n > 0 && cuda_works(b))
         cuda_ok(b, launch_early(b, rearrange_kernel, move_grid(rows, blocks * n), BLOCK, 0, a));
 }
 
