@@ -532,8 +532,8 @@ bool operation_begins(const cuda_backend *b, const batch *batch, const kv_view *
 
 // ---- another step for a graph ----------------------------------------------------------------
 
-static kvasir_status fits_bucket(const cuda_backend *b, const step_plan *step, const batch *batch,
-                                 const group_need *needs, kvasir_error *err) {
+static kvasir_status fits_bucket(const step_plan *step, const batch *batch, const group_need *needs,
+                                 kvasir_error *err) {
     if (batch->rows > step->rows)
         return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: %u rows: the graph's step has %u", batch->rows,
                     step->rows);
@@ -563,7 +563,7 @@ kvasir_status cuda_step_update(struct backend *base, struct cuda_graph *g,
     ASSERT(g->reserved == b->reserved_times); // its tables are still there
     group_need needs[BACKEND_GROUPS_MAX];
     TRY(measure(b, batch, g->step.groups, &g->step, needs, err));
-    TRY(fits_bucket(b, &g->step, batch, needs, err));
+    TRY(fits_bucket(&g->step, batch, needs, err));
     if (!cuda_ok(b, cudaEventSynchronize(b->tables_read)))
         return cuda_status(b, err);
     write_step(b, &g->step, batch, needs);
