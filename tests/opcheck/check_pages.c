@@ -10,7 +10,7 @@
 /* ---- buffers and arenas ---------------------------------------------------------------------- */
 
 static struct backend_limits some_limits(void) {
-    return (struct backend_limits){.rows = 16,
+    return (struct backend_limits){.rows = 32,
                                    .seqs = 4,
                                    .dim = 64,
                                    .head_dim = 64,
@@ -304,9 +304,9 @@ static void check_centred(void) {
 
 /* ---- recurrent layers ------------------------------------------------------------------------ */
 
-enum { STATES = 3, STATE_UNITS = 8, STATE_AT = 192, ROWS_OF_ALL = 12 };
+enum { STATES = 3, STATE_UNITS = 128, STATE_AT = 192, ROWS_OF_ALL = 24 };
 
-/* Three sequences of 1, 7 and 4 rows, their states in an arena. */
+/* Three sequences of 1, 19 and 4 rows, their states in an arena. */
 struct recurrent {
     struct backend_arena *arena[2]; /* of the reference, of the device */
     struct state_view states[2][STATES];
@@ -315,7 +315,7 @@ struct recurrent {
 };
 
 static void recurrent_make(struct recurrent *r) {
-    static const uint32_t N_ROWS[STATES] = {1, 7, 4};
+    static const uint32_t N_ROWS[STATES] = {1, 19, 4};
     struct backend *const backends[2] = {reference, device};
     uint32_t row = 0;
     for (uint32_t s = 0; s < STATES; s++) {
@@ -390,25 +390,28 @@ static void check_recurrent(const struct recurrent_op *op) {
     recurrent_free(&r);
 }
 
-enum { CONV_CHANNELS = 300, CONV_WIDTH = 4 };
-static struct { const float *x[2], *w[2]; } conv;
+enum { CONV_CHANNELS = 300 };
+static struct {
+    const float *x[2], *w[2];
+    uint32_t width;
+} conv;
 
 static void run_conv(struct backend *b, const struct batch *batch, int side, uint32_t at,
                      float *y) {
     op_short_conv(b, batch, STATE_AT, conv.x[side] + (size_t)at * CONV_CHANNELS, conv.w[side],
-                  CONV_WIDTH, CONV_CHANNELS, true, y);
+                  conv.width, CONV_CHANNELS, conv.width % 2 == 0, y);
 }
 
-enum { KEY_HEADS = 2, VALUE_HEADS = 4, KEY_DIM = 32, VALUE_DIM = 24 };
-enum { QKV = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM };
+enum { KEY_HEADS = 2, VALUE_HEADS = 4 };
 static struct {
     const float *qkv[2], *beta[2], *a[2];
     struct delta_layer layer[2];
+    size_t row; /* values of qkv */
 } delta;
 
 static void run_delta(struct backend *b, const struct batch *batch, int side, uint32_t at,
                       float *y) {
-    op_delta_rule(b, batch, STATE_AT, delta.qkv[side] + (size_t)at * QKV,
+    op_delta_rule(b, batch, STATE_AT, delta.qkv[side] + at * delta.row,
                   delta.beta[side] + (size_t)at * VALUE_HEADS,
                   delta.a[side] + (size_t)at * VALUE_HEADS, &delta.layer[side], y);
 }
@@ -418,33 +421,52 @@ static void put_both(const float *side[2], size_t n) {
     side[1] = device_copy(side[0], n * sizeof(float));
 }
 
-static void check_recurrents(void) {
-    const struct backend_limits limits = some_limits();
-    if (device_has(short_conv) && family_begin("short_conv", "%d channels", CONV_CHANNELS)) {
-        case_begin("width %d", CONV_WIDTH);
-        device_begin(&limits, 8);
+static void check_convs(const struct backend_limits *limits) {
+    static const uint32_t WIDTHS[] = {4, 2, 3, 7, 64};
+    if (!device_has(short_conv) || !family_begin("short_conv", "%d channels", CONV_CHANNELS))
+        return;
+    for (size_t i = 0; i < sizeof WIDTHS / sizeof *WIDTHS; i++) {
+        conv.width = WIDTHS[i];
+        case_begin("width %u", conv.width);
+        device_begin(limits, 8);
         put_both(conv.x, (size_t)ROWS_OF_ALL * CONV_CHANNELS);
-        put_both(conv.w, (size_t)CONV_WIDTH * CONV_CHANNELS);
+        put_both(conv.w, (size_t)conv.width * CONV_CHANNELS);
         check_recurrent(&(struct recurrent_op){
-            CONV_CHANNELS, sizeof(float) * (CONV_WIDTH - 1) * CONV_CHANNELS, run_conv});
-        family_end();
+            CONV_CHANNELS, sizeof(float) * (conv.width - 1) * CONV_CHANNELS, run_conv});
     }
+    family_end();
+}
+
+static void delta_case(const struct backend_limits *limits, uint32_t key_dim, uint32_t value_dim,
+                       bool cycle) {
+    const float *rate[2], *bias[2];
+    case_begin("%d value heads, keys of %u, values of %u", VALUE_HEADS, key_dim, value_dim);
+    device_begin(limits, 8);
+    delta.row = 2 * (size_t)KEY_HEADS * key_dim + (size_t)VALUE_HEADS * value_dim;
+    put_both(delta.qkv, ROWS_OF_ALL * delta.row);
+    put_both(delta.beta, (size_t)ROWS_OF_ALL * VALUE_HEADS);
+    put_both(delta.a, (size_t)ROWS_OF_ALL * VALUE_HEADS);
+    put_both(rate, VALUE_HEADS);
+    put_both(bias, VALUE_HEADS);
+    for (int side = 0; side < 2; side++)
+        delta.layer[side] = (struct delta_layer){KEY_HEADS,  VALUE_HEADS, key_dim, value_dim,
+                                                 rate[side], bias[side],  cycle};
+    check_recurrent(&(struct recurrent_op){
+        (size_t)VALUE_HEADS * value_dim, sizeof(float) * VALUE_HEADS * (size_t)key_dim * value_dim,
+        run_delta});
+}
+
+static void check_recurrents(void) {
+    static const struct {
+        uint32_t key_dim, value_dim;
+    } SHAPES[] = {{32, 24}, {128, 70}, {129, 33}, {257, 24}};
+    const struct backend_limits limits = some_limits();
+    check_convs(&limits);
     for (int cycle = 0; cycle < 2 && device_has(delta_rule); cycle++) {
-        const float *rate[2], *bias[2];
         if (!family_begin("delta_rule", "keys %s", cycle ? "cycle" : "in turn"))
             continue;
-        case_begin("%d value heads", VALUE_HEADS);
-        device_begin(&limits, 8);
-        put_both(delta.qkv, (size_t)ROWS_OF_ALL * QKV);
-        put_both(delta.beta, (size_t)ROWS_OF_ALL * VALUE_HEADS);
-        put_both(delta.a, (size_t)ROWS_OF_ALL * VALUE_HEADS);
-        put_both(rate, VALUE_HEADS);
-        put_both(bias, VALUE_HEADS);
-        for (int side = 0; side < 2; side++)
-            delta.layer[side] = (struct delta_layer){KEY_HEADS,  VALUE_HEADS, KEY_DIM,   VALUE_DIM,
-                                                     rate[side], bias[side],  cycle != 0};
-        check_recurrent(&(struct recurrent_op){
-            VALUE_HEADS * VALUE_DIM, sizeof(float) * VALUE_HEADS * KEY_DIM * VALUE_DIM, run_delta});
+        for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++)
+            delta_case(&limits, SHAPES[i].key_dim, SHAPES[i].value_dim, cycle != 0);
         family_end();
     }
 }

@@ -214,7 +214,7 @@ static backend_ops make_ops() {
     MEMBER(read) MEMBER(write) MEMBER(weight_put) MEMBER(weight_drop)
     MEMBER(embed) MEMBER(rms_norm) MEMBER(matmul) MEMBER(rope_table) MEMBER(rope) MEMBER(kv_store)
     MEMBER(attention) MEMBER(gate_mul) MEMBER(add) MEMBER(scale) MEMBER(gate_rows)
-    MEMBER(softcap) MEMBER(rearrange) MEMBER(gather_rows)
+    MEMBER(softcap) MEMBER(rearrange) MEMBER(gather_rows) MEMBER(short_conv) MEMBER(delta_rule)
 #undef MEMBER
         // clang-format on
         return ops;

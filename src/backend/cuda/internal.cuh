@@ -5,11 +5,11 @@
 //     memory.cu      buffers, arenas                   encode.cu    K and V into pages
 //     step.cu        the tables of a step              decode.cu    attention of few rows
 //     attention.cu   chooses between these two:        prefill.cu   attention of many rows
-//     rows.cu        norm, rope, gates, moves of rows
+//     rows.cu        norm, rope, gates, moves          recurrent.cu convolutions, delta rule
 //     graph.cu, clock.cu   for opcheck (graph.h)       error.cu     the first error
 //
 // A file calls those below it only: error; memory, decode, prefill; step, product, rows;
-// encode, attention, graph, clock; backend.
+// encode, attention, recurrent, graph, clock; backend.
 //
 // All kernels are compiled without contraction (-fmad=false): a*b+c is two roundings, fmaf() one.
 #pragma once
@@ -61,7 +61,8 @@ struct store_item {
 // One layer group.
 struct step_group {
     const uint8_t *arena;
-    const struct batch_seq *seqs;     // of each sequence
+    const struct batch_seq *seqs;     // of each sequence; 0 rows: the step does not have it
+    uint8_t *const *states;           // of each sequence: where its state begins
     const struct dev_view *views;     // of each sequence
     const struct kv_page *pages;      // of all sequences
     const struct dev_layout *layouts; // [CUDA_LAYOUTS_MAX]
@@ -111,7 +112,9 @@ struct table_caps {
 // What a step's launches and its copy were made for (step.cu).
 struct step_plan {
     uint32_t rows, n_seqs; // at most
-    size_t bytes;          // that the copy moves, from the start of the tables
+    uint32_t groups;       // the model's layer groups; 0: the step has no pages
+    bool has_states;
+    size_t bytes; // that the copy moves, from the start of the tables
     table_caps caps[BACKEND_GROUPS_MAX];
     step_group group[BACKEND_GROUPS_MAX];
     group_plan plan[BACKEND_GROUPS_MAX];
@@ -243,6 +246,11 @@ void cuda_rearrange(struct backend *b, uint32_t rows, uint32_t blocks, uint32_t 
                     struct block_strides to_strides);
 void cuda_gather_rows(struct backend *b, const float *x, const uint32_t *index, uint32_t n,
                       uint32_t dim, float *y);
+// recurrent.cu
+void cuda_short_conv(struct backend *b, const struct batch *batch, size_t at, const float *x,
+                     const float *w, uint32_t width, uint32_t channels, bool silu, float *y);
+void cuda_delta_rule(struct backend *b, const struct batch *batch, size_t at, const float *qkv,
+                     const float *beta, const float *a, const struct delta_layer *layer, float *y);
 // step.cu
 kvasir_status cuda_check_layout(const struct backend *b, const struct page_layout *l,
                                 kvasir_error *err);
@@ -266,7 +274,7 @@ void bring_close(cuda_backend *b);
 // error; inside a capture it is one, since a graph would bring the same bytes for every step.
 const void *cuda_bring(cuda_backend *b, const void *host, size_t bytes);
 // memory.cu: where kernels find an arena.
-const uint8_t *arena_base(const struct backend_arena *a);
+uint8_t *arena_base(const struct backend_arena *a);
 // clock.cu: what this build has for the device. False: nothing.
 bool device_image(cudaFuncAttributes *out);
 // step.cu: the most that a group's tables hold within the limits, and the bytes of all groups'.

@@ -274,7 +274,7 @@ static void unit_unmap(cuda_backend *b, backend_arena *a, size_t unit) {
     a->mapped[unit] = false;
 }
 
-const uint8_t *arena_base(const struct backend_arena *a) {
+uint8_t *arena_base(const struct backend_arena *a) {
     return a->base;
 }
 

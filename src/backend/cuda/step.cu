@@ -3,7 +3,7 @@
 // here, written into pinned memory and copied to the device in one piece, so that kernels find
 // their work by index and nothing of it passes through launch parameters.
 //
-//     tables:  | seqs | group 0: counts layouts views pages decode prefill store | group 1: ... |
+//     tables:  | seqs states | group 0: counts layouts views pages decode prefill store | 1: ... |
 //
 // Two ways to the same bytes:
 //
@@ -60,10 +60,13 @@ size_t tables_lay_out(const backend_limits *l, const uint8_t *base, uint32_t n_s
                       const table_caps *caps, step_group *groups) {
     size_t at = 0;
     const batch_seq *seqs;
+    uint8_t *const *states;
     place(base, &at, n_seqs, &seqs);
+    place(base, &at, n_seqs, &states);
     for (uint32_t i = 0; i < l->groups; i++) {
         step_group *g = &groups[i];
         g->seqs = seqs;
+        g->states = states;
         place(base, &at, COUNTS, &g->counts);
         place(base, &at, CUDA_LAYOUTS_MAX, &g->layouts);
         place(base, &at, n_seqs, &g->views);
@@ -316,10 +319,10 @@ static kvasir_status fits(const group_need *need, const table_caps *caps, const 
     return KVASIR_OK;
 }
 
-static kvasir_status measure(const cuda_backend *b, const batch *batch, const step_plan *bucket,
-                             group_need *needs, kvasir_error *err) {
+static kvasir_status measure(const cuda_backend *b, const batch *batch, uint32_t groups,
+                             const step_plan *bucket, group_need *needs, kvasir_error *err) {
     TRY(check_batch(&b->limits, batch, err));
-    for (uint32_t g = 0; g < b->limits.groups; g++) {
+    for (uint32_t g = 0; g < groups; g++) {
         TRY(measure_group(b, batch, g, bucket, &needs[g], err));
         TRY(fits(&needs[g], &b->most[g], "what was reserved", err));
     }
@@ -394,11 +397,22 @@ static void write_store(store_item *out, const batch *batch) {
     }
 }
 
+// Sequences that the bucket has and the batch has not are of 0 rows.
+static void write_seqs(const cuda_backend *b, const step_plan *step, const batch *batch) {
+    batch_seq *seqs = host_of(b, step->group[0].seqs);
+    uint8_t **states = host_of(b, step->group[0].states);
+    for (uint32_t s = 0; s < step->n_seqs; s++) {
+        const state_view *state = batch->states && s < batch->n_seqs ? &batch->states[s] : nullptr;
+        seqs[s] = s < batch->n_seqs ? batch->seqs[s] : batch_seq{};
+        states[s] = state ? arena_base(state->arena) + page_offset(state->addr) : nullptr;
+    }
+}
+
 static void write_step(const cuda_backend *b, const step_plan *step, const batch *batch,
                        const group_need *needs) {
     uint32_t prefill_rows = b->prefill_rows;
-    memcpy(host_of(b, step->group[0].seqs), batch->seqs, batch->n_seqs * sizeof *batch->seqs);
-    for (uint32_t i = 0; i < b->limits.groups; i++) {
+    write_seqs(b, step, batch);
+    for (uint32_t i = 0; i < step->groups; i++) {
         const step_group *g = &step->group[i];
         const kv_view *views = batch->views + (size_t)i * batch->n_seqs;
         for (int c = 0; c < COUNTS; c++)
@@ -432,12 +446,14 @@ static table_caps caps_of_step(const group_need *need) {
     return caps;
 }
 
-static void plan_step(const cuda_backend *b, const batch *batch, const group_need *needs,
-                      step_plan *step) {
+static void plan_step(const cuda_backend *b, const batch *batch, uint32_t groups,
+                      const group_need *needs, step_plan *step) {
     *step = step_plan{};
+    step->groups = groups;
+    step->has_states = batch->states != nullptr;
     step->rows = batch->rows;
     step->n_seqs = b->capturing ? b->limits.seqs : batch->n_seqs;
-    for (uint32_t g = 0; g < b->limits.groups; g++) {
+    for (uint32_t g = 0; g < groups; g++) {
         const group_need *need = &needs[g];
         group_plan *plan = &step->plan[g];
         step->caps[g] =
@@ -453,9 +469,9 @@ static void plan_step(const cuda_backend *b, const batch *batch, const group_nee
     step->bytes = tables_lay_out(&b->limits, b->dev_tables, step->n_seqs, step->caps, step->group);
 }
 
-static kvasir_status kernels_fit(const cuda_backend *b, const group_need *needs,
+static kvasir_status kernels_fit(const cuda_backend *b, uint32_t groups, const group_need *needs,
                                  kvasir_error *err) {
-    for (uint32_t g = 0; g < b->limits.groups; g++) {
+    for (uint32_t g = 0; g < groups; g++) {
         const group_need *need = &needs[g];
         const auto &shape = b->limits.group[g];
         const uint32_t k = need->k_formats, v = need->v_formats, gqa = shape.heads / shape.kv_heads;
@@ -473,13 +489,13 @@ static kvasir_status begin(cuda_backend *b, const batch *batch, uint32_t groups,
                            kvasir_error *err) {
     ASSERT(b->reserved);
     ASSERT(!b->capturing || !b->captured_step); // a graph holds one step
-    if (groups != b->limits.groups)
+    if (groups != 0 && groups != b->limits.groups)
         return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a step of %u layer groups: reserved for %u",
                     groups, b->limits.groups);
     group_need needs[BACKEND_GROUPS_MAX];
-    TRY(measure(b, batch, nullptr, needs, err));
-    TRY(kernels_fit(b, needs, err));
-    plan_step(b, batch, needs, &b->step);
+    TRY(measure(b, batch, groups, nullptr, needs, err));
+    TRY(kernels_fit(b, groups, needs, err));
+    plan_step(b, batch, groups, needs, &b->step);
     memcpy(b->group, b->step.group, sizeof b->group);
     memcpy(b->plan, b->step.plan, sizeof b->plan);
     // Under capture the copy becomes a node, and an event would become part of the graph too:
@@ -521,7 +537,9 @@ static kvasir_status fits_bucket(const cuda_backend *b, const step_plan *step, c
     if (batch->rows > step->rows)
         return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: %u rows: the graph's step has %u", batch->rows,
                     step->rows);
-    for (uint32_t g = 0; g < b->limits.groups; g++) {
+    if (step->has_states && !batch->states)
+        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a step without states: the graph's has them");
+    for (uint32_t g = 0; g < step->groups; g++) {
         const group_plan *plan = &step->plan[g];
         TRY(fits(&needs[g], &step->caps[g], "the graph", err));
         if ((needs[g].k_formats & ~plan->k_formats) || (needs[g].v_formats & ~plan->v_formats))
@@ -544,7 +562,7 @@ kvasir_status cuda_step_update(struct backend *base, struct cuda_graph *g,
     ASSERT(!b->capturing);
     ASSERT(g->reserved == b->reserved_times); // its tables are still there
     group_need needs[BACKEND_GROUPS_MAX];
-    TRY(measure(b, batch, &g->step, needs, err));
+    TRY(measure(b, batch, g->step.groups, &g->step, needs, err));
     TRY(fits_bucket(b, &g->step, batch, needs, err));
     if (!cuda_ok(b, cudaEventSynchronize(b->tables_read)))
         return cuda_status(b, err);
