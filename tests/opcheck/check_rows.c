@@ -3,6 +3,7 @@
  * same inputs; then some rows alone on the device, whose bits must be those that they had among the
  * others. Arguments in host memory are overwritten as soon as a call returns: they were consumed.
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,10 +16,9 @@ enum {
     DIM_MAX = 512,
     HEADS = 3,
     HEAD_DIM = 64,
-    EXPERTS = 6,
-    TOP_K = 2,
-    EXPERT_DIM = 96,
-    EXPERT_DIM_MAX = 256
+    EXPERTS_MAX = 40,
+    TOP_K_MAX = 5,
+    EXPERT_DIM_MAX = 256 /* also the blocks of Q4_K and others */
 };
 
 static const uint32_t ROWS[] = {1, 2, 9, ROWS_MAX};
@@ -29,8 +29,8 @@ static void begin(int act_bits) {
                                           .seqs = 1,
                                           .dim = DIM_MAX,
                                           .head_dim = HEAD_DIM,
-                                          .experts = EXPERTS,
-                                          .top_k = TOP_K,
+                                          .experts = EXPERTS_MAX,
+                                          .top_k = TOP_K_MAX,
                                           .expert_dim = EXPERT_DIM_MAX,
                                           .pages = 4,
                                           .groups = 1,
@@ -404,38 +404,22 @@ static double experts_near(int act_bits) {
                                                      : choice->weights_near;
 }
 
+struct expert_shape {
+    uint32_t n, top_k, dim, expert_dim;
+};
+
 struct expert_case {
-    struct matrix gate[EXPERTS], up[EXPERTS], down[EXPERTS];
-    struct expert experts[2][EXPERTS]; /* of the reference, of the device */
+    struct expert_shape shape;
+    struct matrix gate[EXPERTS_MAX], up[EXPERTS_MAX], down[EXPERTS_MAX];
+    struct expert experts[2][EXPERTS_MAX]; /* of the reference, of the device */
     struct expert_layer layer[2];
 };
 
-static void experts_make(struct expert_case *c, const struct weight *outer,
-                         const struct weight *inner, bool pairs, bool biased) {
-    const uint32_t dim = outer->k, expert_dim = inner->k;
-    const uint32_t wide = pairs ? 2 * expert_dim : expert_dim;
-    for (uint32_t e = 0; e < EXPERTS; e++) {
-        c->gate[e] = matrix_make(outer, wide);
-        c->up[e] = matrix_make(outer, expert_dim);
-        c->down[e] = matrix_make(inner, dim);
-        c->experts[0][e] =
-            (struct expert){c->gate[e].reference, c->up[e].reference, c->down[e].reference};
-        c->experts[1][e] = (struct expert){c->gate[e].device, c->up[e].device, c->down[e].device};
-        if (pairs)
-            c->experts[0][e].up = c->experts[1][e].up = NULL;
-    }
-    struct both gate_bias = random_both((size_t)EXPERTS * wide), scale = random_both(EXPERTS),
-                up_bias = random_both((size_t)EXPERTS * expert_dim),
-                down_bias = random_both((size_t)EXPERTS * dim);
-    c->layer[0] = (struct expert_layer){.n = EXPERTS,
-                                        .top_k = TOP_K,
-                                        .experts = c->experts[0],
-                                        .gate = pairs ? GATE_SWIGLU_CLAMPED : GATE_SILU,
-                                        .normalize = !pairs};
-    c->layer[1] = c->layer[0];
-    c->layer[1].experts = c->experts[1];
-    if (!biased)
-        return;
+static void experts_bias(struct expert_case *c, uint32_t wide, bool pairs) {
+    const struct expert_shape *s = &c->shape;
+    struct both gate_bias = random_both((size_t)s->n * wide), scale = random_both(s->n),
+                up_bias = random_both((size_t)s->n * s->expert_dim),
+                down_bias = random_both((size_t)s->n * s->dim);
     c->layer[0].gate_bias = gate_bias.host, c->layer[1].gate_bias = gate_bias.device;
     c->layer[0].down_bias = down_bias.host, c->layer[1].down_bias = down_bias.device;
     c->layer[0].scale = scale.host, c->layer[1].scale = scale.device;
@@ -443,30 +427,67 @@ static void experts_make(struct expert_case *c, const struct weight *outer,
         c->layer[0].up_bias = up_bias.host, c->layer[1].up_bias = up_bias.device;
 }
 
-static void experts_case(enum weight_type type, uint32_t rows, int act_bits) {
-    struct expert_case c;
-    struct weight outer = shape_of(type, 128, 128), inner = outer;
-    /* 96 unless the type's blocks or groups are larger */
-    const uint32_t unit = weight_traits_of(type)->block_values;
-    inner.k = is_float(type) || unit <= 32 ? EXPERT_DIM : unit;
-    if (inner.group > 0 && inner.k % inner.group != 0 && !is_float(type))
-        inner.k = EXPERT_DIM / inner.group * inner.group + inner.group;
+static void experts_make(struct expert_case *c, const struct weight *outer,
+                         const struct weight *inner, bool pairs, bool biased) {
+    const struct expert_shape *s = &c->shape;
+    const uint32_t wide = pairs ? 2 * s->expert_dim : s->expert_dim;
+    for (uint32_t e = 0; e < s->n; e++) {
+        c->gate[e] = matrix_make(outer, wide);
+        c->up[e] = matrix_make(outer, s->expert_dim);
+        c->down[e] = matrix_make(inner, s->dim);
+        c->experts[0][e] =
+            (struct expert){c->gate[e].reference, c->up[e].reference, c->down[e].reference};
+        c->experts[1][e] = (struct expert){c->gate[e].device, c->up[e].device, c->down[e].device};
+        if (pairs)
+            c->experts[0][e].up = c->experts[1][e].up = NULL;
+    }
+    c->layer[0] = (struct expert_layer){.n = s->n,
+                                        .top_k = s->top_k,
+                                        .experts = c->experts[0],
+                                        .gate = pairs ? GATE_SWIGLU_CLAMPED : GATE_SILU,
+                                        .normalize = !pairs};
+    c->layer[1] = c->layer[0];
+    c->layer[1].experts = c->experts[1];
+    if (biased)
+        experts_bias(c, wide, pairs);
+}
+
+/* Logits of few different values, so that many are equal; the last of several rows has a NaN. */
+static struct both router_logits(uint32_t rows, uint32_t n) {
+    float *x = plain_floats((size_t)rows * n);
+    for (size_t i = 0; i < (size_t)rows * n; i++)
+        x[i] = (float)(int)(x[i] * 4);
+    if (rows > 1)
+        x[(size_t)(rows - 1) * n] = NAN;
+    return both_of(x, (size_t)rows * n);
+}
+
+/* dim and expert_dim of the shape are rounded up to the type's blocks and groups. */
+static void experts_case(enum weight_type type, const struct expert_shape *shape, uint32_t rows,
+                         int act_bits) {
+    struct weight outer = shape_of(type, shape->expert_dim, shape->dim), inner = outer;
+    struct expert_case c = {.shape = *shape};
+    const uint32_t block = weight_traits_of(type)->block_values;
+    const uint32_t unit = !is_float(type) && outer.group > block ? outer.group : block;
+    inner.k = (shape->expert_dim + unit - 1) / unit * unit;
+    c.shape.dim = outer.k;
+    c.shape.expert_dim = inner.k;
     const uint32_t dim = outer.k;
     const bool pairs = random_bits() & 1, biased = random_bits() & 1;
     case_begin("%u rows%s%s", rows, pairs ? ", gate and up in turn" : "", biased ? ", bias" : "");
     begin(act_bits);
     experts_make(&c, &outer, &inner, pairs, biased);
-    struct both x = random_both((size_t)rows * dim), logits = random_both((size_t)rows * EXPERTS),
+    struct both x = random_both((size_t)rows * dim), logits = router_logits(rows, shape->n),
                 y = output(x.n);
     op_experts(reference, x.host, rows, logits.host, &c.layer[0], y.host);
     op_experts(device, x.device, rows, logits.device, &c.layer[1], y.device);
     const float *got = compare(&y, rows, experts_near(act_bits));
     const uint32_t row = random_below(rows);
     float *alone = device_buffer(dim * sizeof *alone);
-    op_experts(device, x.device + (size_t)row * dim, 1, logits.device + (size_t)row * EXPERTS,
+    op_experts(device, x.device + (size_t)row * dim, 1, logits.device + (size_t)row * shape->n,
                &c.layer[1], alone);
     same_bits(alone, got + (size_t)row * dim, dim, "a row alone");
-    for (uint32_t e = 0; e < EXPERTS; e++) {
+    for (uint32_t e = 0; e < shape->n; e++) {
         matrix_drop(&c.gate[e]);
         matrix_drop(&c.up[e]);
         matrix_drop(&c.down[e]);
@@ -474,16 +495,22 @@ static void experts_case(enum weight_type type, uint32_t rows, int act_bits) {
 }
 
 static void check_experts(void) {
+    static const struct expert_shape FEW = {6, 2, 128, 96}, MANY = {EXPERTS_MAX, TOP_K_MAX, 32, 32};
     for (uint32_t i = 0; device_has(experts) && i < type_count(); i++) {
         const enum weight_type type = weight_traits_at(i)->type;
         for (int act_bits = 8; act_bits <= (is_float(type) ? 8 : 16); act_bits += 8) {
             if (!type_begins("experts", type, act_bits))
                 continue;
             for (uint32_t j = 0; j < ROW_COUNTS; j++)
-                experts_case(type, ROWS[j], act_bits);
+                experts_case(type, &FEW, ROWS[j], act_bits);
             family_end();
         }
     }
+    if (!device_has(experts) || !family_begin("experts", "%d of %d", TOP_K_MAX, EXPERTS_MAX))
+        return;
+    for (uint32_t j = 0; j < ROW_COUNTS; j++)
+        experts_case(WEIGHT_F32, &MANY, ROWS[j], 8);
+    family_end();
 }
 
 void check_rows(void) {

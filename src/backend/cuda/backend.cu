@@ -8,8 +8,9 @@
 // One stream, which does not wait for the default one. Invariants:
 //   CUDA-1  The first error sticks (error.cu); after it every call returns at once, so that nothing
 //           runs on data that was never written. flush and the reads report it.
-//   CUDA-2  Nothing on the device is allocated after reserve but by alloc, upload, weight_put and
-//           arenas that grow. None of these, no write and no read may come inside a capture.
+//   CUDA-2  Nothing on the device is allocated after reserve but by alloc, upload, weight_put,
+//           arenas that grow and the first call of each layer of experts. None of these, no write
+//           and no read may come inside a capture.
 //   CUDA-3 to CUDA-6 are in memory.cu and graph.cu.
 #include <algorithm>
 #include <stdio.h>
@@ -61,6 +62,7 @@ static kvasir_status open_device(cuda_backend *b, int device, kvasir_error *err)
 
 static void free_fixed(cuda_backend *b) {
     bring_close(b);
+    experts_close(b);
     (void)cudaFreeHost(b->host_tables);
     void *device[] = {b->dev_tables, b->part_out, b->part_ms, b->arrived, b->act};
     for (void *p : device)
@@ -79,6 +81,7 @@ static void cuda_destroy(struct backend *base) {
     if (b->stream)
         (void)cudaStreamSynchronize(b->stream);
     arenas_close(b);
+    experts_drop_tables(b);
     free_fixed(b);
     if (b->tables_read)
         (void)cudaEventDestroy(b->tables_read);
@@ -155,7 +158,7 @@ static bool alloc_fixed(cuda_backend *b) {
     if (cudaMallocHost((void **)&b->host_tables, table_bytes) != cudaSuccess ||
         !device_array(table_bytes, &b->dev_tables) || !device_array(floats, &b->part_out) ||
         !device_array(rows, &b->part_ms) || !device_array(arrived, &b->arrived) ||
-        !device_array(act_bytes, (uint8_t **)&b->act) ||
+        !device_array(act_bytes, (uint8_t **)&b->act) || !experts_open(b) ||
         !bring_open(b, std::max(l->rows * sizeof(uint64_t), HEAD_DIM_MAX * sizeof(double))))
         return false;
     // The block of a row that arrives last sets its counter back: zeroed once.
@@ -218,7 +221,8 @@ static backend_ops make_ops() {
     MEMBER(read) MEMBER(write) MEMBER(weight_put) MEMBER(weight_drop)
     MEMBER(embed) MEMBER(rms_norm) MEMBER(matmul) MEMBER(rope_table) MEMBER(rope) MEMBER(kv_store)
     MEMBER(attention) MEMBER(gate_mul) MEMBER(add) MEMBER(scale) MEMBER(gate_rows)
-    MEMBER(softcap) MEMBER(rearrange) MEMBER(gather_rows) MEMBER(short_conv) MEMBER(delta_rule)
+    MEMBER(softcap) MEMBER(rearrange) MEMBER(gather_rows) MEMBER(experts)
+    MEMBER(short_conv) MEMBER(delta_rule)
 #undef MEMBER
         // clang-format on
         return ops;

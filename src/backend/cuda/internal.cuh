@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // internal.cuh: what the .cu files share: the backend, and a step's tables as kernels see them.
 //
-//     backend.cu     the table, life, scratch          product.cu   4-bit weights
+//     backend.cu     the table, life, scratch          product.cu, weights.cu  matrices
 //     memory.cu      buffers, arenas                   encode.cu    K and V into pages
 //     step.cu        the tables of a step              decode.cu    attention of few rows
 //     attention.cu   chooses between these two:        prefill.cu   attention of many rows
 //     rows.cu        norm, rope, gates, moves          recurrent.cu convolutions, delta rule
+//     experts.cu     mixtures of experts: its matrices by product.cu, its gates by rows.cu
 //     graph.cu, clock.cu   for opcheck (graph.h)       error.cu     the first error
 //
-// A file calls those below it only: error; memory, decode, prefill; step, product, rows;
-// encode, attention, recurrent, graph, clock; backend.
+// A file calls those below it only: error; memory, decode, prefill; step, weights, rows;
+// product; encode, attention, recurrent, experts, graph, clock; backend.
 //
 // All kernels are compiled without contraction (-fmad=false): a*b+c is two roundings, fmaf() one.
 #pragma once
@@ -129,6 +130,13 @@ struct bring_ring {
     cudaEvent_t read[BRING_SLOTS]; // the slot of host may be written again
 };
 
+// experts.cu says what is where.
+struct expert_scratch {
+    uint32_t *chosen;
+    float *weight, *wide, *hidden;
+    struct expert_table *tables; // of the layers that were called
+};
+
 struct cuda_graph {
     cudaGraphExec_t exec;
     uint32_t reserved; // cuda_backend.reserved_times when it was captured
@@ -166,6 +174,7 @@ struct cuda_backend {
     uint32_t *arrived; // [decode row][kv head]
     // scratch of products
     void *act;
+    expert_scratch experts;
     struct cuda_arenas *arenas; // memory.cu
     uint8_t *staging;           // host memory of page_convert
     size_t staging_bytes;
@@ -257,6 +266,9 @@ void cuda_short_conv(struct backend *b, const struct batch *batch, size_t at, co
                      const float *w, uint32_t width, uint32_t channels, bool silu, float *y);
 void cuda_delta_rule(struct backend *b, const struct batch *batch, size_t at, const float *qkv,
                      const float *beta, const float *a, const struct delta_layer *layer, float *y);
+// experts.cu
+void cuda_experts(struct backend *b, const float *x, uint32_t rows, const float *logits,
+                  const struct expert_layer *layer, float *y);
 // step.cu
 kvasir_status cuda_check_layout(const struct backend *b, const struct page_layout *l,
                                 kvasir_error *err);
@@ -298,6 +310,13 @@ uint32_t prefill_block_rows(uint32_t k_formats, uint32_t v_formats, uint32_t hea
 // weights.cu: what kernels need of a matrix (product.cuh).
 struct weight_view;
 const weight_view *weight_view_of(const struct backend_weight *w);
+// rows.cu: gate_mul of every step-th value of gate and up.
+void gate_values(cuda_backend *b, enum gate_kind kind, const float *gate, const float *up,
+                 uint32_t step, size_t n, float *y);
+// experts.cu: scratch for steps within the limits, and giving it back; the tables of all layers.
+bool experts_open(cuda_backend *b);
+void experts_close(cuda_backend *b);
+void experts_drop_tables(cuda_backend *b);
 // product.cu: bytes of cuda_backend.act, for rows of the most inputs.
 size_t product_scratch_bytes_cuda(uint32_t max_rows, uint32_t max_inputs);
 

@@ -15,9 +15,9 @@
 //     rms_norm's sum follows from `dim` alone
 //   * sums of squares and gates are float32; rope's angles are double, as in the definition
 //
-// Positions, frequencies and indices are host arrays and come by cuda_bring: rope_table and
-// gather_rows cannot be captured. The others can.
-#include <algorithm>
+// Host arrays: frequencies are parameters of the launch; positions and indices come by cuda_bring,
+// so rope_table and gather_rows cannot be captured. The others can.
+#include <string.h>
 
 #include "backend/cuda/gate.cuh"
 #include "backend/cuda/internal.cuh"
@@ -47,8 +47,7 @@ template <class F> __global__ void __launch_bounds__(BLOCK) each_kernel(F f, siz
             f.out[first + j * BLOCK] = v[j];
 }
 
-template <class F> void launch_each(struct backend *base, const F &f, size_t n) {
-    cuda_backend *b = cuda_of(base);
+template <class F> void launch_each(cuda_backend *b, const F &f, size_t n) {
     if (n && cuda_works(b))
         cuda_ok(b,
                 launch_early(b, each_kernel<F>, dim3(blocks_of(n, BLOCK_VALUES)), BLOCK, 0, f, n));
@@ -57,8 +56,11 @@ template <class F> void launch_each(struct backend *base, const F &f, size_t n) 
 struct gate_each {
     gate_kind kind;
     const float *gate, *up;
+    uint32_t step;
     float *out;
-    __device__ float value(size_t i) const { return gate_value(kind, gate[i], up[i]); }
+    __device__ float value(size_t i) const {
+        return gate_value(kind, gate[i * step], up[i * step]);
+    }
 };
 
 struct add_each {
@@ -141,19 +143,25 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_block_kernel(norm_args a) {
 
 // ---- rope ------------------------------------------------------------------------------------
 
-__global__ void __launch_bounds__(BLOCK)
-    rope_table_kernel(const uint32_t *pos, const double *inv_freq, uint32_t rows, uint32_t n,
-                      float scale, float *cos_out, float *sin_out) {
+struct table_args {
+    const uint32_t *pos;
+    uint32_t rows, n;
+    float scale;
+    float *cos_out, *sin_out;
+    double inv_freq[HEAD_DIM_MAX / 2];
+};
+
+__global__ void __launch_bounds__(BLOCK) rope_table_kernel(const __grid_constant__ table_args a) {
     const size_t at = (size_t)blockIdx.x * BLOCK + threadIdx.x;
     kernel_begins();
-    if (at >= (size_t)rows * n)
+    if (at >= (size_t)a.rows * a.n)
         return;
-    const double angle = (double)pos[at / n] * inv_freq[at % n];
+    const double angle = (double)a.pos[at / a.n] * a.inv_freq[at % a.n];
     double s = 0, c = 1;               // of NaN, or of absurd values of a file
     if (fabs(angle) < 1099511627776.0) // 2^40
         sincos(angle, &s, &c);
-    cos_out[at] = (float)c * scale;
-    sin_out[at] = (float)s * scale;
+    a.cos_out[at] = (float)c * a.scale;
+    a.sin_out[at] = (float)s * a.scale;
 }
 
 enum { LANE_PAIRS = HEAD_DIM_MAX / 2 / WARP };
@@ -251,22 +259,27 @@ __global__ void __launch_bounds__(BLOCK)
 
 // ---- the operations --------------------------------------------------------------------------
 
+void gate_values(cuda_backend *b, enum gate_kind kind, const float *gate, const float *up,
+                 uint32_t step, size_t n, float *y) {
+    ASSERT(kind < GATE_KINDS);
+    launch_each(b, gate_each{kind, gate, up, step, y}, n);
+}
+
 void cuda_gate_mul(struct backend *b, enum gate_kind kind, const float *gate, const float *up,
                    size_t n, float *y) {
-    ASSERT(kind < GATE_KINDS);
-    launch_each(b, gate_each{kind, gate, up, y}, n);
+    gate_values(cuda_of(b), kind, gate, up, 1, n, y);
 }
 
 void cuda_add(struct backend *b, float *x, const float *y, float scale, size_t n) {
-    launch_each(b, add_each{x, y, scale}, n);
+    launch_each(cuda_of(b), add_each{x, y, scale}, n);
 }
 
 void cuda_scale(struct backend *b, float *x, float scale, size_t n) {
-    launch_each(b, scale_each{x, scale}, n);
+    launch_each(cuda_of(b), scale_each{x, scale}, n);
 }
 
 void cuda_softcap(struct backend *b, float *x, float cap, size_t n) {
-    launch_each(b, softcap_each{x, cap}, n);
+    launch_each(cuda_of(b), softcap_each{x, cap}, n);
 }
 
 void cuda_rms_norm(struct backend *base, const float *x, const float *gain, uint32_t rows,
@@ -290,12 +303,12 @@ void cuda_rope_table(struct backend *base, const uint32_t *pos, uint32_t rows,
     ASSERT(rows <= b->limits.rows && 2 * n <= HEAD_DIM_MAX);
     if (!rows || !n)
         return;
-    auto positions = (const uint32_t *)cuda_bring(b, pos, rows * sizeof *pos);
-    auto frequencies = (const double *)cuda_bring(b, inv_freq, n * sizeof *inv_freq);
-    if (positions && frequencies)
-        cuda_ok(b,
-                launch_early(b, rope_table_kernel, dim3(blocks_of((size_t)rows * n, BLOCK)), BLOCK,
-                             0, positions, frequencies, rows, n, scale, cos_out, sin_out));
+    table_args a = {nullptr, rows, n, scale, cos_out, sin_out, {}};
+    memcpy(a.inv_freq, inv_freq, n * sizeof *inv_freq);
+    a.pos = (const uint32_t *)cuda_bring(b, pos, rows * sizeof *pos);
+    if (a.pos)
+        cuda_ok(b, launch_early(b, rope_table_kernel, dim3(blocks_of((size_t)rows * n, BLOCK)),
+                                BLOCK, 0, a));
 }
 
 void cuda_rope(struct backend *base, float *x, uint32_t rows, uint32_t heads, uint32_t head_dim,
