@@ -21,15 +21,19 @@
 
 // ---- life ------------------------------------------------------------------------------------
 
-static kvasir_status open_device(cuda_backend *b, kvasir_error *err) {
-    int count = 0, device = 0, major = 0, minor = 0;
+static kvasir_status open_device(cuda_backend *b, int device, kvasir_error *err) {
+    int count = 0, major = 0, minor = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess || count == 0)
         return fail(err, KVASIR_ERR_UNSUPPORTED, "CUDA: no device: %s",
                     e != cudaSuccess ? cudaGetErrorString(e) : "the driver lists none");
+    if (device < 0 || device >= count)
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "CUDA: there is no device %d, only 0 to %d",
+                    device, count - 1);
+    b->device = device;
     cudaDeviceProp p;
     cudaFuncAttributes image;
-    cuda_ok(b, cudaGetDevice(&device));
+    cuda_ok(b, cudaSetDevice(device));
     cuda_ok(b, cudaGetDeviceProperties(&p, device));
     TRY(cuda_status(b, err));
     major = p.major;
@@ -234,7 +238,7 @@ extern "C" kvasir_status backend_cuda_create(struct backend **out,
     b->base.ops = &CUDA_OPS;
     b->act_bits = opt->act_bits;
     b->prefill_rows = PREFILL_ROWS;
-    kvasir_status status = open_device(b, err);
+    kvasir_status status = open_device(b, opt->device, err);
     if (status == KVASIR_OK)
         *out = &b->base;
     else

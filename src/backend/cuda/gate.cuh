@@ -2,7 +2,7 @@
 // gate.cuh: gates and their functions, in float32; the definition is cpu/ref/elementwise.c.
 #pragma once
 
-#include "backend/shapes.h"
+#include "backend/cuda/internal.cuh"
 
 __device__ __forceinline__ float sigmoid_of(float x) {
     return 1.0f / (1.0f + expf(-x));

@@ -56,10 +56,12 @@ static bool driver_ok(cuda_backend *b, CUresult r) {
 // False after an error. A capture records launches: it must not meet an allocation or a wait.
 static bool can_work(const cuda_backend *b) {
     ASSERT(!b->capturing || !cuda_works(b));
+    device_current(b);
     return cuda_works(b);
 }
 
 static bool wait(cuda_backend *b) {
+    device_current(b);
     return cuda_works(b) && cuda_ok(b, cudaStreamSynchronize(b->stream));
 }
 
