@@ -31,7 +31,7 @@ static void begin(int act_bits) {
                                           .expert_dim = EXPERT_DIM,
                                           .pages = 4,
                                           .groups = 1,
-                                          .group = {{HEADS, HEADS, HEAD_DIM}}};
+                                          .group = {{HEADS, HEADS, HEAD_DIM, false}}};
     device_begin(&limits, act_bits);
 }
 

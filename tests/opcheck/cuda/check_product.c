@@ -281,7 +281,7 @@ static const struct backend_limits LIMITS = {.rows = ROWS_MAX,
                                              .head_dim = 64,
                                              .pages = 4,
                                              .groups = 1,
-                                             .group = {{1, 1, 64}}};
+                                             .group = {{1, 1, 64, false}}};
 
 void check_cuda_product(void) {
     static const uint32_t GROUPS[] = {32, 64, 128};
