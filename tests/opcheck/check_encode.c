@@ -316,10 +316,11 @@ static void check_pair(uint32_t ki, uint32_t vi) {
     if (!family_begin("kv_store", "%s, %s", kv_format_name(k, k_name), kv_format_name(v, v_name)))
         return;
     /* kcheck has all sizes for the CPU's kernels, so here one size per pair is enough */
-    const uint32_t dims = sizeof DIMS / sizeof *DIMS, most = choice->cuda ? dims : 1;
-    const uint32_t ways = quick || !choice->cuda ? 1 : ki < EXACT ? 4 : 2;
+    const uint32_t dims = sizeof DIMS / sizeof *DIMS;
+    const uint32_t most = !choice->cuda ? 1 : quick ? 2 : dims;
+    const uint32_t ways = quick || !choice->cuda ? 1 : 2;
     for (uint32_t d = 0, done = 0; d < dims && done < most; d++) {
-        c.head_dim = DIMS[(d + (choice->cuda ? 0 : ki + vi)) % dims];
+        c.head_dim = DIMS[(d + (most < dims ? ki + vi : 0)) % dims];
         if (!fits(k, c.head_dim) || !fits(v, c.head_dim))
             continue;
         done++;

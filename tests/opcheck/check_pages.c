@@ -194,7 +194,7 @@ enum { N_SHAPES = sizeof SHAPES / sizeof *SHAPES, HEAD_DIM = 64, GQA = 3 };
 static const struct scene_seq SEQS[] = {
     {.length = 700, .rows = 5, .span = UINT32_MAX, .switch_at = 4},
     {.length = 130, .rows = 1, .keep = 4, .span = 60, .switch_at = UINT32_MAX},
-    {.length = 1300, .rows = 1, .span = UINT32_MAX, .switch_at = UINT32_MAX},
+    {.length = 2300, .rows = 1, .span = UINT32_MAX, .switch_at = UINT32_MAX},
     {.length = 70, .rows = 70, .span = UINT32_MAX, .switch_at = 0},
     {.length = 600, .rows = 40, .keep = 70, .span = 100, .switch_at = 3},
 };

@@ -59,13 +59,11 @@ __device__ __forceinline__ float code_at(uint32_t codes, int n) {
     return (float)(codes >> 8 * n & 0xffu);
 }
 
-// Four values of row R of a lane of an exact tile.
-__device__ __forceinline__ float4 read_exact(const uint8_t *tile, uint32_t scalar, uint32_t row,
-                                             uint32_t lanes, uint32_t lane) {
-    const size_t four = (size_t)row * lanes + lane;
+// Elements [i, i + 4) of an array of a scalar type; i is a multiple of 4.
+__device__ __forceinline__ float4 read_four_scalars(const uint8_t *p, uint32_t scalar, size_t i) {
     if (scalar == SCALAR_F32)
-        return ((const float4 *)tile)[four];
-    const uint2 w = ((const uint2 *)tile)[four];
+        return ((const float4 *)p)[i / 4];
+    const uint2 w = ((const uint2 *)p)[i / 4];
     const uint16_t h[4] = {(uint16_t)w.x, (uint16_t)(w.x >> 16), (uint16_t)w.y,
                            (uint16_t)(w.y >> 16)};
     return make_float4(half_at(&h[0], scalar), half_at(&h[1], scalar), half_at(&h[2], scalar),
@@ -78,7 +76,7 @@ __device__ __forceinline__ float4 read_four(const uint8_t *tile, const kv_format
                                             uint32_t row, uint32_t lane) {
     const uint32_t lanes = KIND == TILE_K ? (uint32_t)TILE_TOKENS : dim;
     if (f.bits >= 16)
-        return read_exact(tile, f.scalar, row, lanes, lane);
+        return read_four_scalars(tile, f.scalar, ((size_t)row * lanes + lane) * 4);
     const uint32_t codes = read_codes(tile, f.bits, dim, row, lanes, lane);
     const uint8_t *scales = tile + plane_bytes(f.bits, dim),
                   *biases = scales + dim / f.group * TILE_TOKENS * scalar_size(f.scalar);
@@ -91,10 +89,12 @@ __device__ __forceinline__ float4 read_four(const uint8_t *tile, const kv_format
             x[i] = s * code_at(codes, i) + b;
     } else { // four tokens of one dim
         const uint32_t at = lane / f.group * TILE_TOKENS + row * 4;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            x[i] = read_scalar(scales, f.scalar, at + i) * code_at(codes, i) +
-                   read_scalar(biases, f.scalar, at + i);
+        const float4 s = read_four_scalars(scales, f.scalar, at),
+                     b = read_four_scalars(biases, f.scalar, at);
+        x[0] = s.x * code_at(codes, 0) + b.x;
+        x[1] = s.y * code_at(codes, 1) + b.y;
+        x[2] = s.z * code_at(codes, 2) + b.z;
+        x[3] = s.w * code_at(codes, 3) + b.w;
     }
     return make_float4(x[0], x[1], x[2], x[3]);
 }
