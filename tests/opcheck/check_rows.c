@@ -34,7 +34,7 @@ static void begin(int act_bits) {
                                           .expert_dim = EXPERT_DIM_MAX,
                                           .pages = 4,
                                           .groups = 1,
-                                          .group = {{HEADS, HEADS, HEAD_DIM}}};
+                                          .group = {{HEADS, HEADS, HEAD_DIM, false}}};
     device_begin(&limits, act_bits);
 }
 

@@ -133,6 +133,7 @@ struct scene_seq {
 struct scene {
     struct page_layout layouts[2];
     uint32_t heads, kv_heads, head_dim, layers;
+    bool softcap_or_sinks; /* that attention is called with */
     uint32_t n_seqs;
     struct scene_seq *seqs;
     /* made by scene_plan */

@@ -82,6 +82,7 @@ static void cuda_destroy(struct backend *base) {
         (void)cudaStreamSynchronize(b->stream);
     arenas_close(b);
     experts_drop_tables(b);
+    centres_close(b);
     free_fixed(b);
     if (b->tables_read)
         (void)cudaEventDestroy(b->tables_read);
@@ -122,9 +123,7 @@ static kvasir_status check_limits(const backend_limits *l, kvasir_error *err) {
                     (unsigned long long)l->pages);
     for (uint32_t i = 0; i < l->groups; i++) {
         const auto &g = l->group[i];
-        if (!head_dim_supported(g.head_dim))
-            return fail(err, KVASIR_ERR_UNSUPPORTED,
-                        "CUDA: heads of %u dims are not supported: 64, 128 or 256", g.head_dim);
+        TRY(check_head_dim(g.head_dim, err));
         if (g.kv_heads == 0 || g.heads == 0 || g.heads % g.kv_heads != 0 ||
             g.heads / g.kv_heads > GQA_MAX)
             return fail(err, KVASIR_ERR_UNSUPPORTED,
@@ -141,10 +140,13 @@ static bool alloc_fixed(cuda_backend *b) {
         const auto &g = l->group[i];
         table_caps_most(b, &b->most[i]);
         const size_t items = b->most[i].items[COUNT_DECODE],
-                     part_rows = decode_parts(b, items, g.kv_heads) * (g.heads / g.kv_heads);
+                     plain = plain_parts_most(g.kv_heads) * g.kv_heads,
+                     part_rows =
+                         std::max(decode_parts(b, items, g.kv_heads) * (g.heads / g.kv_heads),
+                                  plain * PLAIN_COLUMNS);
         floats = std::max(floats, part_rows * g.head_dim);
         rows = std::max(rows, part_rows);
-        arrived = std::max(arrived, items * g.kv_heads);
+        arrived = std::max(arrived, std::max(items * g.kv_heads, plain));
     }
     // experts: each of a row's inputs of the second product is a row of its own
     const size_t act_bytes =
@@ -196,13 +198,6 @@ kvasir_status cuda_prefill_rows(struct backend *base, uint32_t rows, kvasir_erro
     b->prefill_rows = rows ? rows : (uint32_t)PREFILL_ROWS;
     const backend_limits limits = b->limits;
     return cuda_reserve(base, &limits, err);
-}
-
-static kvasir_status cuda_reserve_centre(struct backend *base, const struct key_centre *c,
-                                         kvasir_error *err) {
-    (void)base;
-    (void)c;
-    return fail(err, KVASIR_ERR_UNSUPPORTED, "CUDA: pages with centred keys are not supported");
 }
 
 // ---- the table -------------------------------------------------------------------------------

@@ -2,15 +2,19 @@
 // internal.cuh: what the .cu files share: the backend, and a step's tables as kernels see them.
 //
 //     backend.cu     the table, life, scratch          product.cu, weights.cu  matrices
-//     memory.cu      buffers, arenas                   encode.cu    K and V into pages
-//     step.cu        the tables of a step              decode.cu    attention of few rows
-//     attention.cu   chooses between these two:        prefill.cu   attention of many rows
+//     memory.cu      buffers, arenas                   encode.cu    K and V into pages of the
+//     step.cu        the tables of a step                           common formats, or by way of
+//     attention.cu   chooses between these three:      plain_encode.cu      of any format
+//                    decode.cu            few rows     prefill.cu           many rows
+//                    plain_attention.cu   rows that the others do not take
 //     rows.cu        norm, rope, gates, moves          recurrent.cu convolutions, delta rule
 //     experts.cu     mixtures of experts: its matrices by product.cu, its gates by rows.cu
-//     graph.cu, clock.cu   for opcheck (graph.h)       error.cu     the first error
+//     centre.cu      tables of centred keys            error.cu     the first error
+//     graph.cu, clock.cu   for opcheck (graph.h)
 //
-// A file calls those below it only: error; memory, decode, prefill; step, weights, rows;
-// product; encode, attention, recurrent, experts, graph, clock; backend.
+// A file calls those below it only: error; memory, decode, prefill; centre, step, weights, rows;
+// product; plain_attention, plain_encode; encode, attention, recurrent, experts, graph, clock;
+// backend.
 //
 // All kernels are compiled without contraction (-fmad=false): a*b+c is two roundings, fmaf() one.
 #pragma once
@@ -19,11 +23,12 @@
 
 #include "backend/cuda/graph.h" // and backend.h
 
-enum { CUDA_LAYOUTS_MAX = 8 }; // page layouts of a layer group
+enum { CUDA_LAYOUTS_MAX = 16 }; // page layouts of a layer group
 
 // ---- tables of a step, in device memory, written by one copy ---------------------------------
 
-// A side of a page layout, as kernels branch on it.
+// A side of a page layout, as the fast kernels branch on it. TILE_FORMATS: they have no code for
+// it, only the plain ones do.
 enum tile_format : uint8_t { F16, BF16, Q8G64, Q8G32, Q4G64, Q4G32, Q2G64, Q2G32, TILE_FORMATS };
 
 struct dev_layout {
@@ -31,6 +36,8 @@ struct dev_layout {
     uint8_t k_bf16, v_bf16; // scales and biases are bf16, not f16
     uint32_t k_bytes;       // where the V tile begins
     uint32_t head_bytes, layer_bytes;
+    kv_format k_stored, v_stored; // for the plain kernels
+    uint32_t centred;             // keys, by the group's centre
 };
 
 struct dev_view {
@@ -54,6 +61,18 @@ struct prefill_item {
     uint32_t seq, first, tokens;
 };
 
+// The same for the plain kernel, and one super-run of what they see; ALL_SUPERS: all of it.
+struct plain_item {
+    uint32_t seq, first, tokens;
+    uint32_t super;
+    uint32_t part, count; // items of these tokens: [part, part + count)
+};
+constexpr uint32_t ALL_SUPERS = UINT32_MAX;
+enum {
+    PLAIN_COLUMNS = GQA_MAX, // query rows of a block of the plain kernel: tokens x query heads
+    PLAIN_PARTS = 1024,      // most blocks of which each has a super-run of its own
+};
+
 // All rows of a step that fall into one page.
 struct store_item {
     uint32_t seq, page; // page number
@@ -69,12 +88,13 @@ struct step_group {
     const struct dev_layout *layouts; // [CUDA_LAYOUTS_MAX]
     const struct decode_item *decode;
     const struct prefill_item *prefill;
+    const struct plain_item *plain;
     const struct store_item *store;
     // How many there are, in device memory: a graph's launches have as many blocks as its bucket,
     // and a block after the last item returns.
-    const uint32_t *counts; // [3] decode, prefill, store
+    const uint32_t *counts; // [COUNTS]
 };
-enum { COUNT_DECODE, COUNT_PREFILL, COUNT_STORE, COUNTS };
+enum { COUNT_DECODE, COUNT_PREFILL, COUNT_PLAIN, COUNT_STORE, COUNTS };
 
 // Address of page `number` of a sequence in the arena, and its layout; NULL if it was dropped.
 __device__ inline const uint8_t *page_find(const step_group &g, const dev_view &v, uint32_t number,
@@ -99,9 +119,23 @@ __device__ inline const uint8_t *tile_of(const uint8_t *page, const dev_layout &
 // What the host knows of a group's step: sizes of launches and the formats that occur.
 struct group_plan {
     uint32_t blocks[COUNTS]; // blocks of the launches: of this step, or of the bucket captured
-    uint32_t k_formats, v_formats; // one bit for each tile_format that occurs
-    uint32_t prefill_tokens;       // tokens of a full prefill block
-    uint32_t layers;               // of the pages
+    // One bit for each tile_format that occurs in layouts which the fast kernels read.
+    uint32_t k_formats, v_formats;
+    uint32_t stores;         // STORE_FAST and so on: what stores into some side of a page
+    uint32_t prefill_tokens; // tokens of a full prefill block
+    bool plain_split;        // plain items have one super-run each
+    uint32_t layers;         // of the pages
+};
+enum { STORE_FAST = 1, STORE_PLAIN = 2, STORE_CENTRED = 4 };
+
+// Centred keys of a layer group (struct key_centre), in device memory (centre.cu).
+struct dev_centre {
+    uint32_t n;             // pairs of the rope
+    const double *inv_freq; // [n]
+    const uint32_t *first;  // [layers * kv_heads + 1]
+    const centre_pair *pairs;
+    // [n][cos, sin][TILE_TOKENS] of the angle from the middle of a tile to each of its tokens
+    const float *waves;
 };
 
 // Entries that a group's arrays have room for.
@@ -175,6 +209,12 @@ struct cuda_backend {
     // scratch of products
     void *act;
     expert_scratch experts;
+    // centred keys, by what backend_reserve_centre was given
+    struct {
+        const key_centre *host;
+        dev_centre device;
+    } centres[BACKEND_GROUPS_MAX];
+    uint32_t n_centres;
     struct cuda_arenas *arenas; // memory.cu
     uint8_t *staging;           // host memory of page_convert
     size_t staging_bytes;
@@ -185,8 +225,8 @@ static inline cuda_backend *cuda_of(struct backend *b) {
     return (cuda_backend *)b;
 }
 
-// Heads that attention and encoding have kernels for.
-static inline bool head_dim_supported(uint32_t dims) {
+// Heads that the fast kernels of attention and encoding take.
+static inline bool head_dim_fast(uint32_t dims) {
     return dims == 64 || dims == 128 || dims == 256;
 }
 
@@ -288,6 +328,8 @@ void cuda_kv_store(struct backend *b, const struct batch *batch, const struct kv
                    uint32_t layer, const float *k, const float *v);
 void cuda_attention(struct backend *b, const struct batch *batch, const struct kv_view *views,
                     uint32_t layer, const float *q, const struct attention_args *args, float *out);
+// centre.cu
+kvasir_status cuda_reserve_centre(struct backend *b, const struct key_centre *c, kvasir_error *err);
 
 // ---- between the files -----------------------------------------------------------------------
 
@@ -312,6 +354,13 @@ size_t tables_lay_out(const backend_limits *l, const uint8_t *base, uint32_t n_s
 // step.cu: the layer group of an operation's views, which are the batch's. False after an error.
 bool operation_begins(const cuda_backend *b, const batch *batch, const kv_view *views,
                       uint32_t layer, uint32_t *group);
+// centre.cu: the device's tables of a group's centre, zeros for NULL; gives all of them back.
+dev_centre centre_find(const cuda_backend *b, const key_centre *c);
+void centres_close(cuda_backend *b);
+// step.cu: heads that some kernel takes.
+kvasir_status check_head_dim(uint32_t dims, kvasir_error *err);
+// step.cu: plain items of one super-run each that a step of a group may have.
+uint32_t plain_parts_most(uint32_t kv_heads);
 // decode.cu: partial results, each of all heads of a KV head, that a launch of so many items leaves
 // at most.
 size_t decode_parts(const cuda_backend *b, size_t items, uint32_t kv_heads);
@@ -342,6 +391,12 @@ void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const flo
                       uint32_t heads, float scale, float *out);
 void attention_prefill(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
                        uint32_t heads, float scale, float *out);
+// The plain items.
+void attention_plain(cuda_backend *b, uint32_t group, uint32_t layer, const dev_centre &centre,
+                     const float *q, const attention_args &args, float *out);
+// K and V of the rows that fall into sides of pages for which encode.cu has no code.
+void store_plain(cuda_backend *b, uint32_t group, uint32_t layer, const dev_centre &centre,
+                 const float *k, const float *v);
 
 // Programmatic dependent launch, from sm_90 on: the blocks of a kernel start while the kernel
 // before it ends (kernel_comes lets the next one start), and wait in kernel_waits for its results.

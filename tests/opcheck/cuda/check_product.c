@@ -279,7 +279,7 @@ static const struct backend_limits LIMITS = {.rows = ROWS_MAX,
                                              .head_dim = 64,
                                              .pages = 4,
                                              .groups = 1,
-                                             .group = {{1, 1, 64}}};
+                                             .group = {{1, 1, 64, false}}};
 
 void check_cuda_product(void) {
     for (int bits = 8; bits <= 16; bits += 8) {
