@@ -535,14 +535,14 @@ static void delta_case(const struct backend_limits *limits, uint32_t key_dim, ui
 static void check_recurrents(void) {
     static const struct {
         uint32_t key_dim, value_dim;
-    } SHAPES[] = {{32, 24}, {128, 70}, {129, 33}, {257, 24}};
+    } SIZES[] = {{32, 24}, {128, 70}, {129, 33}, {257, 24}};
     const struct backend_limits limits = some_limits();
     check_convs(&limits);
     for (int cycle = 0; cycle < 2 && device_has(delta_rule); cycle++) {
         if (!family_begin("delta_rule", "keys %s", cycle ? "cycle" : "in turn"))
             continue;
-        for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++)
-            delta_case(&limits, SHAPES[i].key_dim, SHAPES[i].value_dim, cycle != 0);
+        for (size_t i = 0; i < sizeof SIZES / sizeof *SIZES; i++)
+            delta_case(&limits, SIZES[i].key_dim, SIZES[i].value_dim, cycle != 0);
         family_end();
     }
 }
