@@ -355,6 +355,7 @@ static void check_formats(const char *name, struct kv_format k, struct kv_format
         {.length = 3000, .rows = 1, .keep = 4, .span = 1000, .switch_at = UINT32_MAX},
         {.length = 500, .rows = 70, .span = UINT32_MAX, .switch_at = 5},
         {.length = 400, .rows = 5, .span = 130, .switch_at = UINT32_MAX},
+        {.length = 200, .rows = 3, .span = UINT32_MAX, .switch_at = 0},
     };
     s->seqs = seqs;
     s->n_seqs = prefill ? sizeof seqs / sizeof *seqs : 4;
