@@ -237,8 +237,8 @@ void print_context_facts(const kvasir_context_info *i) {
     if (strcmp(i->kind, "cpu") != 0)
         fprintf(stderr, "device: %s, activations %d bits\n", i->device, i->act_bits);
     else
-        fprintf(stderr, "cpu:    %s, tier %s, %d thread%s, activations %d bits\n",
-                cpu_model_name(), i->cpu_tier, i->threads, i->threads == 1 ? "" : "s", i->act_bits);
+        fprintf(stderr, "cpu:    %s, tier %s, %d thread%s, activations %d bits\n", cpu_model_name(),
+                i->cpu_tier, i->threads, i->threads == 1 ? "" : "s", i->act_bits);
     warn_excess(i);
     write_notes(stderr, i, "note:   ");
 }

@@ -11,15 +11,15 @@
 // before it ends, and HALVES have started to load weights when it waits for it.
 // Scratch (cuda_backend.act): product_scratch_bytes_cuda(max_rows, max_inputs).
 //
-// float32 matrices (SINGLES) are multiplied as they are: a warp makes an output of up to 8 rows, lane
-// l inputs l, l + 32, ..., each one fmaf; then the lanes' sums in one tree.
+// float32 matrices (SINGLES) are multiplied as they are: a warp makes an output of up to 8 rows,
+// lane l inputs l, l + 32, ..., each one fmaf; then the lanes' sums in one tree.
 //
 // Experts: item i multiplies row i / per_row of x with matrix table[choice[i]].
 //
 // Invariants:
-//   * the float operations of an output, in order: those of its runs (product.cuh), the runs' sums in
-//     order from 0, then + bias of the product. None of it depends on the number of rows, on n or
-//     on other outputs
+//   * the float operations of an output, in order: those of its runs (product.cuh), the runs' sums
+//     in order from 0, then + bias of the product. None of it depends on the number of rows, on n
+//     or on other outputs
 //   * dots are exact as integers. As float32, too, with codes of 4 bits (32 * 15 * 16256 < 2^24) or
 //     activations of 8; else they are rounded once
 //   * Q4_0's codes are code - 8: the sums start at -8 times the sum of the activations' codes

@@ -7,8 +7,8 @@
 // What is after the last output, input or group is zeros.
 //
 //     HALVES   4-bit codes, scales and biases of 16 bits (Q4_0, Q4_1, AFFINE4)
-//              codes   [tile][pair][lane] 16 bytes: a word for both blocks, outputs r and r + 8; byte
-//                      i holds code k = 4q + i (low nibble) and k = 16 + 4q + i (high)
+//              codes   [tile][pair][lane] 16 bytes: a word for both blocks, outputs r and r + 8;
+//                      byte i holds code k = 4q + i (low nibble) and k = 16 + 4q + i (high)
 //              scales  [tile][4 groups][r] 16 bytes: of each group for outputs r and r + 8; biases
 //                      after them likewise. A quad is four groups
 //     NIBBLES  the same codes; scales of 32 bits
@@ -128,7 +128,7 @@ template <int BITS> constexpr uint32_t tile_rows = BITS == 8 ? 8 : 4;
 //     sides  what a block adds. `a`: its sum, scale * (sum of codes), or for Q4_0 the integer
 //            -8 * (sum of codes)
 //            8:   [row tile][pair][block][q]  scale, scale, a, a of rows 2q and 2q + 1
-//            15:  [row tile][pair][q]         scale, a of row q in the first block, then in the second
+//            15:  [row tile][pair][q]         scale, a of row q in the first block, in the second
 // f16 or bf16 in two planes, column 2 * row the high one.
 //     codes  [row tile][pair][2 steps][lane] 16 bytes: inputs 2q, 2q + 1 and 8 + 2q, 9 + 2q of
 //            column r, for two steps of 16 inputs
@@ -194,8 +194,8 @@ struct chosen_products {
     const weight_view *table; // device: of each matrix
     const float *bias;        // device: [matrices][n], or NULL
 };
-// y[i] = x[i / per_row] . table[choice[i]]^T (+ bias[choice[i]]) for `items` items; choice is of the
-// device. y: [items][n]. An item's bits depend on its row and its matrix alone.
+// y[i] = x[i / per_row] . table[choice[i]]^T (+ bias[choice[i]]) for `items` items; choice is of
+// the device. y: [items][n]. An item's bits depend on its row and its matrix alone.
 void product_chosen(cuda_backend *b, const chosen_products *p, const float *x, uint32_t x_rows,
                     uint32_t per_row, const uint32_t *choice, uint32_t items, float *y);
 
