@@ -59,11 +59,11 @@ bench: ## speed beside other programs; results go to bench/results/
 	@tools/bench-engine.sh
 	@tools/bench-server.sh
 
-cuda: ## build-cuda/opcheck: the CUDA backend and its checks, where nvcc is
+cuda: ## build-cuda/kvasir, which can use a GPU, and build-cuda/opcheck; where nvcc is
 	@PATH="$$PATH:/usr/local/cuda/bin"; command -v nvcc >/dev/null || \
 	    { echo 'cuda: nvcc is missing: the CUDA backend needs the CUDA toolkit' >&2; exit 1; }; \
 	stamp=$$(tools/opcheck.sh stamp) && cmake --preset cuda >/dev/null && \
-	    cmake --build build-cuda --target opcheck && echo "$$stamp" >build-cuda/opcheck.stamp
+	    cmake --build build-cuda --target kvasir opcheck && echo "$$stamp" >build-cuda/opcheck.stamp
 
 install: all ## into PREFIX (default /usr/local), below DESTDIR
 	@DESTDIR='$(DESTDIR)' cmake --install build --prefix '$(PREFIX)'

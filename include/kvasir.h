@@ -148,8 +148,7 @@ typedef struct kvasir_context_options {
      * calibrate`. auto: the model's key biases, else the file next to the model, else off. */
     const char *key_centre;
     uint32_t quantized_kv_start; /* the first N tokens, rounded up to pages of 64, stay f16 */
-    /* > 0: a query sees the first kv_keep and the newest N - kv_keep */
-    uint32_t max_kv_size;
+    uint32_t max_kv_size; /* > 0: a query sees the first kv_keep and the newest N - kv_keep */
     uint32_t kv_keep;     /* < max_kv_size */
     uint32_t ctx;         /* most tokens of a sequence; 0: by the model and free memory */
     uint64_t cache_bytes; /* budget of all pages; 0: four sequences of ctx, or free memory */
@@ -163,10 +162,10 @@ typedef struct kvasir_context_options {
     int threads;          /* 0: one per core */
     const char *cpu_tier; /* "auto", "ref", "avx2", "avx512", "avx512vnni", "neon", "neondot" */
     int act_bits;         /* 8 or 16: rounding of activations in quantized matmuls */
+    const char *device;   /* "cpu", "cuda", "cuda:N"; "auto": a GPU if there is one */
 } kvasir_context_options;
 KVASIR_API void kvasir_context_init(kvasir_context_options *options, size_t struct_size);
-/* kv_bits "8,4", key_centre "auto", kv_keep 4, prefill_chunk 512, cpu_tier "auto", act_bits 8, all
- * else 0. */
+/* kv_bits "8,4", kv_keep 4, prefill_chunk 512, act_bits 8, others "auto" or 0. */
 static inline kvasir_context_options kvasir_context_defaults(void) {
     kvasir_context_options options;
     kvasir_context_init(&options, sizeof options);
@@ -230,7 +229,8 @@ typedef struct kvasir_context_info {
     uint64_t kv_bytes_per_token16; /* the same token at 16 bits */
     char kv_format[64];            /* "K 8 g64, V 4 g64" */
     char fingerprint[17];          /* of everything that cached bytes depend on, 16 hex digits */
-    const char *cpu_tier;
+    const char *kind, *device;     /* "cpu", "cuda"; "NVIDIA H200, sm_90, 132 SMs" */
+    const char *cpu_tier;          /* of a GPU its architecture: "sm_90" */
     int threads, act_bits;
     uint64_t used_bytes, peak_bytes; /* pages in use, now and at peak */
     uint32_t prefill_chunk;          /* most tokens of a step */

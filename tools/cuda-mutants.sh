@@ -54,7 +54,7 @@ folder_of() { # LINE
 # The checks that a program with few kernels supports.
 checks() {
     local filter
-    for filter in "128 dims" long matmul kv_store step; do
+    for filter in "128 dims" "of 128" long matmul kv_store step; do
         timeout 100 "$1" --device=cuda --quick --filter="$filter" || return 1
     done
 }

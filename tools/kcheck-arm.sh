@@ -39,7 +39,7 @@ mkdir -p "$out"
 {
     ls src/util/*.c | grep -v json.c
     ls src/quant/*.c src/backend/*.c $cpu/*.c $cpu/ref/*.c tests/kcheck/*.c
-    ls tests/support/random_data.c
+    ls tests/support/random_*.c
     ls $cpu/simd/*.c $cpu/neon/*.c | sed 's/$/ -DKVASIR_NEON/'
     ls $cpu/simd/*.c $cpu/neon/*.c | sed 's/$/ -DKVASIR_NEONDOT -march=armv8.2-a+dotprod/'
 } | xargs -P"$(nproc)" -d'\n' -I{} bash -c 'compile "{}"'

@@ -30,6 +30,7 @@ class ContextInfo:
     kv_format: str
     kv_bytes_per_token: int
     kv_bytes_per_token16: int
+    device: str
     cpu_tier: str
     threads: int
 
@@ -73,6 +74,7 @@ class Context(Handle):
             peak_bytes=info.peak_bytes, kv_format=ffi.string(info.kv_format).decode(),
             kv_bytes_per_token=info.kv_bytes_per_token,
             kv_bytes_per_token16=info.kv_bytes_per_token16,
+            device=ffi.string(info.device).decode(),
             cpu_tier=ffi.string(info.cpu_tier).decode(), threads=info.threads)
 
     def sequence(self) -> Sequence:

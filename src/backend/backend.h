@@ -244,6 +244,7 @@ struct backend_limits {
     uint32_t groups; /* layer groups */
     struct backend_group {
         uint32_t heads, kv_heads, head_dim; /* heads: query heads */
+        bool softcap_or_sinks;              /* attention may be called with these */
     } group[BACKEND_GROUPS_MAX];
 };
 

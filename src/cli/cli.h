@@ -248,6 +248,10 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .kind = OPTION_U32, .min = 1, .max = 4096,                                                    \
      .offset = offsetof(type, context.prefill_chunk),                                              \
      .help = "maximum tokens evaluated in one step"},                                              \
+    {.name = "--device", .value = "D", .kind = OPTION_TEXT,                                        \
+     .offset = offsetof(type, context.device),                                                     \
+     .help = "what to compute on: cpu, cuda or cuda:N (a GPU; needs a build with CUDA), or auto: " \
+             "a GPU if there is one, else the CPU"},                                               \
     {.name = "--threads", .value = "N", .kind = OPTION_INT, .max = 1024,                           \
      .offset = offsetof(type, context.threads), .shown = "one per core",                           \
      .help = "number of threads"},                                                                 \

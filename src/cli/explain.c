@@ -234,8 +234,11 @@ void print_context_facts(const kvasir_context_info *i) {
             human_bytes((double)i->kv_bytes_per_token16, token16),
             ratio((double)i->kv_bytes_per_token16, (double)i->kv_bytes_per_token), length,
             human_bytes((double)i->cache_bytes, budget));
-    fprintf(stderr, "cpu:    %s, tier %s, %d thread%s, activations %d bits\n", cpu_model_name(),
-            i->cpu_tier, i->threads, i->threads == 1 ? "" : "s", i->act_bits);
+    if (strcmp(i->kind, "cpu") != 0)
+        fprintf(stderr, "device: %s, activations %d bits\n", i->device, i->act_bits);
+    else
+        fprintf(stderr, "cpu:    %s, tier %s, %d thread%s, activations %d bits\n", cpu_model_name(),
+                i->cpu_tier, i->threads, i->threads == 1 ? "" : "s", i->act_bits);
     warn_excess(i);
     write_notes(stderr, i, "note:   ");
 }
@@ -304,6 +307,7 @@ void put_context_facts(json_t *object, const kvasir_context_info *i) {
     put_whole(object, "visible_tokens", i->visible);
     put_whole(object, "ctx_bytes", i->ctx_bytes);
     put_whole(object, "cache_budget_bytes", i->cache_bytes);
+    put_text(object, "device", i->device);
     put_text(object, "cpu_tier", i->cpu_tier);
     put_whole(object, "threads", (uint64_t)i->threads);
     put_whole(object, "act_bits", (uint64_t)i->act_bits);

@@ -9,12 +9,10 @@
 kvasir_status kvasir_context_create(const kvasir_model *model,
                                     const kvasir_context_options *options, kvasir_context **out,
                                     kvasir_error *err) {
-    struct backend_cpu_options cpu;
     struct backend *backend;
     kvasir_context_options settled;
     TRY(context_options_read(options, &settled, err));
-    TRY(options_backend(&settled, &cpu, err));
-    TRY(backend_cpu_create(&backend, &cpu, err));
+    TRY(device_create(&settled, &backend, err));
     return context_create_take(model, &settled, backend, out, err);
 }
 
@@ -112,6 +110,8 @@ void kvasir_context_get_info(const kvasir_context *c, kvasir_context_info *info)
         .cache_bytes = pool.budget_bytes,
         .kv_bytes_per_token = c->options.kv_bytes_per_token,
         .kv_bytes_per_token16 = c->options.kv_bytes_per_token16,
+        .device = c->device.name,
+        .kind = c->device.kind,
         .cpu_tier = c->device.tier,
         .threads = (int)c->device.workers,
         .act_bits = c->device.act_bits,

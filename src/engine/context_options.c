@@ -214,7 +214,7 @@ const struct sized_struct SIZED_CONTEXT = {
     .field = "context.struct_size",
     .size = sizeof(kvasir_context_options),
 };
-_Static_assert(sizeof(kvasir_context_options) == 96,
+_Static_assert(sizeof(kvasir_context_options) == 104,
                "later fields begin here at the earliest (struct_size.h)");
 static const kvasir_context_options DEFAULTS = {.struct_size = sizeof(kvasir_context_options),
                                                 .kv_bits = "8,4",
@@ -222,7 +222,8 @@ static const kvasir_context_options DEFAULTS = {.struct_size = sizeof(kvasir_con
                                                 .kv_keep = 4,
                                                 .prefill_chunk = 512,
                                                 .cpu_tier = "auto",
-                                                .act_bits = 8};
+                                                .act_bits = 8,
+                                                .device = "auto"};
 
 void kvasir_context_init(kvasir_context_options *options, size_t struct_size) {
     struct_write(&SIZED_CONTEXT, &DEFAULTS, options, struct_size, 0);

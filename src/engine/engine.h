@@ -82,6 +82,9 @@ struct settled {
 kvasir_status context_options_read(const kvasir_context_options *given, kvasir_context_options *out,
                                    kvasir_error *err) MUST_CHECK;
 /* Options of the CPU backend, from those of a context. */
+/* device.c: the backend of these options, which have all their fields. */
+kvasir_status device_create(const kvasir_context_options *o, struct backend **out,
+                            kvasir_error *err) MUST_CHECK;
 kvasir_status options_backend(const kvasir_context_options *o, struct backend_cpu_options *out,
                               kvasir_error *err) MUST_CHECK;
 /* All other options, within what the backend can do. */

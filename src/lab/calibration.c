@@ -108,6 +108,7 @@ static kvasir_status run_tokens(struct calibration *c, const kvasir_model *m,
     options.ctx = (uint32_t)c->n;
     options.prefill_chunk = 64; /* Ctrl-C is noticed between steps */
     options.threads = o->threads;
+    options.device = "cpu"; /* so that a model's centres do not depend on who has a GPU */
     if (o->cpu_tier)
         options.cpu_tier = o->cpu_tier;
     TRY(kvasir_context_create(m, &options, &c->ctx, err));

@@ -180,8 +180,11 @@ static kvasir_status reserve(struct model_run *r, uint32_t rows, uint32_t ctx, k
     _Static_assert((int)CACHE_GROUPS_MAX <= (int)BACKEND_GROUPS_MAX, "a backend takes all groups");
     ASSERT(m->n_groups <= BACKEND_GROUPS_MAX);
     for (uint32_t g = 0; g < m->n_groups; g++)
-        limits.group[g] =
-            (struct backend_group){c->heads, m->groups[g].kv_heads, m->groups[g].head_dim};
+        limits.group[g] = (struct backend_group){c->heads, m->groups[g].kv_heads,
+                                                 m->groups[g].head_dim, c->attention_softcap > 0};
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        if (c->layers[i].kind == LAYER_ATTENTION && m->layers[i].sinks)
+            limits.group[m->places[i].group].softcap_or_sinks = true;
     const char *absent = backend_absent(r->backend, 0);
     if (absent)
         return fail(err, KVASIR_ERR_UNSUPPORTED, "this backend lacks an operation: %s", absent);

@@ -9,7 +9,6 @@
  *     check_attention.c    query_pack, score, centre, softmax, value
  *     check_encode.c       encode_row
  *     check_product.c      act_pack, product
- *     make_weights.c       random weights of every type
  *     check_elementwise.c  rms_norm, rope, gates, add, scale, softcap
  *     check_recurrent.c    short_conv, delta_step
  *     bench.c              --bench: GB/s and the ratio to ref
@@ -43,6 +42,7 @@
 
 #include "backend/cpu/kernels.h"
 #include "random_data.h"
+#include "random_weights.h"
 
 /* ---- the run (main.c) ------------------------------------------------------------------------ */
 
@@ -99,7 +99,6 @@ bool gaps_untouched(const float *y, uint32_t rows, size_t used, size_t stride);
 
 /* ---- random data (support.c) ----------------------------------------------------------------- */
 
-void fill_any(float *x, size_t n);
 /* A random order of 0..n-1. */
 void random_order(uint32_t *order, uint32_t n);
 /* The numbers of rows that are tried: 1..17 and 64. */
@@ -107,22 +106,6 @@ enum { ROW_COUNTS = 18 };
 static inline uint32_t row_count(uint32_t i) {
     return i < 17 ? i + 1 : 64;
 }
-
-/* ---- random weights (make_weights.c) --------------------------------------------------------- */
-
-enum { WEIGHT_K_MAX = 1536 };
-
-/* How many ways a type's scales may be cut: their scalar types and groups. */
-uint32_t weight_ways(enum weight_type t);
-/* Sets type, n, k and what belongs to the way; F8_E4M3's tiles are random. The group divides k. */
-void weight_shape(struct weight *w, enum weight_type type, uint32_t way, uint32_t n, uint32_t k);
-/* Bytes of the arrays of a matrix that has its shape. */
-struct weight_sizes {
-    size_t data, scales, biases;
-};
-struct weight_sizes weight_sizes(const struct weight *w);
-/* Fills the arrays of a matrix that has its shape, in memory from take. */
-void make_weight(struct weight *w, bool with_extremes, void *(*take)(size_t));
 
 /* ---- calls with signals caught (support.c) --------------------------------------------------- */
 

@@ -283,11 +283,6 @@ void random_order(uint32_t *order, uint32_t n) {
     }
 }
 
-void fill_any(float *x, size_t n) {
-    /* half of the cases are plain: the others try the edges */
-    fill(x, n, random_bits() & 1 ? FILL_NORMAL : (enum fill_kind)random_below(FILL_KINDS));
-}
-
 /* ---- signals --------------------------------------------------------------------------------- */
 
 static sigjmp_buf back;

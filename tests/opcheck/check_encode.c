@@ -25,7 +25,7 @@ enum {
     LAYERS = 2,
     KV_HEADS = 2,
     ROWS_MAX = 512, /* of a step */
-    ARENA_BYTES = 16 << 20,
+    ARENA_BYTES = 64 << 20,
 };
 
 struct encode_seq {
@@ -256,7 +256,7 @@ static void run_case(void) {
                                           .head_dim = c.head_dim,
                                           .pages = pages,
                                           .groups = 1,
-                                          .group = {{KV_HEADS, KV_HEADS, c.head_dim}}};
+                                          .group = {{KV_HEADS, KV_HEADS, c.head_dim, false}}};
     device_begin(&limits, 8);
     size_t used = (size_t)c.units * PAGE_ADDR_UNIT;
     c.want = plain(used);
@@ -276,47 +276,66 @@ static void run_case(void) {
 
 /* ---- formats --------------------------------------------------------------------------------- */
 
-/* The i-th format of K or V that pages may have on every backend; the 2-bit ones, which only V has,
- * come last. */
-enum { K_FORMATS = 10, V_FORMATS = 14 };
+/* Exact formats, then affine ones: of each width all groups and scalar types. */
+enum {
+    EXACT = 3,
+    GROUPS = 3,
+    SCALARS = 2,
+    WIDTHS = 6,
+    FORMATS = EXACT + WIDTHS * GROUPS * SCALARS
+};
 
 static struct kv_format nth_format(uint32_t i) {
-    static const uint8_t BITS[] = {8, 4, 2};
-    if (i < 2)
-        return (struct kv_format){.bits = 16, .scalar = i == 0 ? SCALAR_F16 : SCALAR_BF16};
-    i -= 2;
-    return (struct kv_format){.bits = BITS[i / 4],
-                              .scalar = i % 2 == 0 ? SCALAR_F16 : SCALAR_BF16,
-                              .group = i / 2 % 2 == 0 ? 64 : 32};
+    static const uint8_t BITS[WIDTHS] = {8, 4, 2, 6, 5, 3};
+    static const uint16_t GROUP[GROUPS] = {64, 32, 128};
+    if (i < EXACT)
+        return (struct kv_format){.bits = i == 2 ? 32 : 16, .scalar = (uint8_t)i};
+    i -= EXACT;
+    return (struct kv_format){.bits = BITS[i / (GROUPS * SCALARS)],
+                              .scalar = i % SCALARS ? SCALAR_BF16 : SCALAR_F16,
+                              .group = GROUP[i / SCALARS % GROUPS]};
 }
 
-/* All head sizes; pages of the two formats and pages of two others among them. */
+static bool fits(struct kv_format f, uint32_t head_dim) {
+    return kv_format_exact(f) || head_dim % f.group == 0;
+}
+
+static struct kv_format random_format(uint32_t head_dim) {
+    for (;;) {
+        const struct kv_format f = nth_format(random_below(FORMATS));
+        if (fits(f, head_dim))
+            return f;
+    }
+}
+
+/* Pages of the two formats and pages of two others among them, with as many head sizes as fit. */
 static void check_pair(uint32_t ki, uint32_t vi) {
-    static const uint32_t DIMS[] = {64, 128, 256};
+    static const uint32_t DIMS[] = {64, 128, 256, 96, 80, 192, 512};
     char k_name[24], v_name[24];
-    struct kv_format k = nth_format(ki), v = nth_format(vi);
+    const struct kv_format k = nth_format(ki), v = nth_format(vi);
     if (!family_begin("kv_store", "%s, %s", kv_format_name(k, k_name), kv_format_name(v, v_name)))
         return;
     /* kcheck has all sizes for the CPU's kernels, so here one size per pair is enough */
-    const uint32_t only = choice->cuda ? 3 : (ki + vi) % 3;
-    for (uint32_t d = 0; d < 3; d++)
-        for (uint32_t way = 0; way < (quick || !choice->cuda ? 1u : 6u); way++) {
-            if (only < 3 && d != only)
-                continue;
-            c.head_dim = DIMS[d];
+    const uint32_t dims = sizeof DIMS / sizeof *DIMS;
+    const uint32_t most = !choice->cuda ? 1 : quick ? 2 : dims;
+    const uint32_t ways = quick || !choice->cuda ? 1 : 2;
+    for (uint32_t d = 0, done = 0; d < dims && done < most; d++) {
+        c.head_dim = DIMS[(d + (most < dims ? ki + vi : 0)) % dims];
+        if (!fits(k, c.head_dim) || !fits(v, c.head_dim))
+            continue;
+        done++;
+        for (uint32_t way = 0; way < ways; way++) {
             case_begin("head_dim %u, way %u", c.head_dim, way);
-            make_case(k, v, nth_format(random_below(K_FORMATS)),
-                      nth_format(random_below(V_FORMATS)), way);
+            make_case(k, v, random_format(c.head_dim), random_format(c.head_dim), way);
             run_case();
         }
+    }
     family_end();
 }
 
 void check_encode(void) {
-    for (uint32_t i = 0; i < V_FORMATS; i++) {
-        /* the same on both sides (2 bits with 4), then two that differ */
-        check_pair(i < K_FORMATS ? i : i - 4, i);
-        if (i < K_FORMATS)
-            check_pair(i, (i + 3) % V_FORMATS);
+    for (uint32_t i = 0; i < FORMATS; i++) {
+        check_pair(i, i);
+        check_pair(i, (i * 7 + 3) % FORMATS);
     }
 }

@@ -2,6 +2,7 @@
 /* check_pages.c: operations over pages and states against the reference's table, and what the
  * contract says of arenas and buffers. What kv_store writes is checked in check_encode.c.
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,13 +11,13 @@
 /* ---- buffers and arenas ---------------------------------------------------------------------- */
 
 static struct backend_limits some_limits(void) {
-    return (struct backend_limits){.rows = 16,
+    return (struct backend_limits){.rows = 32,
                                    .seqs = 4,
                                    .dim = 64,
                                    .head_dim = 64,
                                    .pages = 16,
                                    .groups = 1,
-                                   .group = {{1, 1, 64}}};
+                                   .group = {{1, 1, 64, false}}};
 }
 
 static void check_buffers(void) {
@@ -172,14 +173,29 @@ static void check_convert(void) {
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
-enum { LAYERS = 2, KV_HEADS = 2, GQA = 3, HEADS = KV_HEADS * GQA, HEAD_DIM = 64 };
-enum { WIDTH = HEADS * HEAD_DIM };
+enum { LAYERS = 2, KV_HEADS = 2 };
+
+/* Heads with pages of some format. */
+static const struct shape {
+    struct pair formats;
+    uint32_t head_dim, gqa;
+} SHAPES[] = {
+    {{"f16", {16, SCALAR_F16, 0}, {16, SCALAR_F16, 0}}, 80, 1},
+    {{"8/4 g32", {8, SCALAR_F16, 32}, {4, SCALAR_F16, 32}}, 96, GQA_MAX},
+    {{"bf16", {16, SCALAR_BF16, 0}, {16, SCALAR_BF16, 0}}, 112, 2},
+    {{"2/6", {2, SCALAR_F16, 64}, {6, SCALAR_F16, 64}}, 192, 7},
+    {{"4/4 g128", {4, SCALAR_F16, 128}, {4, SCALAR_BF16, 128}}, 256, 4},
+    {{"5/8 g128", {5, SCALAR_BF16, 128}, {8, SCALAR_F16, 128}}, 128, 5},
+    {{"8/f32", {8, SCALAR_F16, 32}, {32, SCALAR_F32, 0}}, 32, 8},
+    {{"3/2", {3, SCALAR_F16, 64}, {2, SCALAR_F16, 64}}, 512, 1},
+};
+enum { N_SHAPES = sizeof SHAPES / sizeof *SHAPES, HEAD_DIM = 64, GQA = 3 };
 
 /* Rows of many tokens and of one, windows, kept positions, two formats, more than one split. */
 static const struct scene_seq SEQS[] = {
     {.length = 700, .rows = 5, .span = UINT32_MAX, .switch_at = 4},
     {.length = 130, .rows = 1, .keep = 4, .span = 60, .switch_at = UINT32_MAX},
-    {.length = 1300, .rows = 1, .span = UINT32_MAX, .switch_at = UINT32_MAX},
+    {.length = 2300, .rows = 1, .span = UINT32_MAX, .switch_at = UINT32_MAX},
     {.length = 70, .rows = 70, .span = UINT32_MAX, .switch_at = 0},
     {.length = 600, .rows = 40, .keep = 70, .span = 100, .switch_at = 3},
 };
@@ -188,9 +204,9 @@ enum { N_SEQS = sizeof SEQS / sizeof *SEQS };
 static void compare_attention(const struct scene *c, const struct attention_args *args,
                               const float *device_sinks, double tolerance) {
     const uint32_t rows = c->batch.rows, layer = LAYERS - 1;
-    const size_t bytes = (size_t)rows * WIDTH * sizeof(float);
+    const size_t width = (size_t)c->heads * c->head_dim, bytes = rows * width * sizeof(float);
     const struct batch ref_batch = scene_reference_batch(c);
-    const float *q = plain_floats((size_t)rows * WIDTH);
+    const float *q = plain_floats(rows * width);
     float *want = plain(bytes), *out = device_buffer(bytes);
     const float *device_q = device_copy(q, bytes);
     struct attention_args device_args = *args;
@@ -200,13 +216,13 @@ static void compare_attention(const struct scene *c, const struct attention_args
     backend_step_begin(device, &c->batch, 1);
     op_attention(device, &c->batch, c->batch.views, layer, device_q, &device_args, out);
     const float *got = from_device(out, bytes);
-    check_rows_near("out", got, want, (size_t)rows * HEADS, HEAD_DIM, tolerance);
+    check_rows_near("out", got, want, (size_t)rows * c->heads, c->head_dim, tolerance);
     for (uint32_t s = 0; s < c->n_seqs; s++) { /* alone, and only its last rows */
         const struct batch_seq *seq = &c->batch.seqs[s];
         const uint32_t first = random_below(seq->rows), n = seq->rows - first;
         struct batch_seq one;
         const struct batch b = scene_part(c, s, first, n, &one);
-        const size_t at = (size_t)(seq->row + first) * WIDTH, part = (size_t)n * WIDTH;
+        const size_t at = (seq->row + first) * width, part = n * width;
         float *alone = device_buffer(part * sizeof *alone);
         backend_step_begin(device, &b, 1);
         op_attention(device, &b, b.views, layer, device_q + at, &device_args, alone);
@@ -216,78 +232,121 @@ static void compare_attention(const struct scene *c, const struct attention_args
     }
 }
 
-static void make_scene(struct scene *c, struct scene_seq *seqs, const struct pair *p) {
+static void make_scene(struct scene *c, struct scene_seq *seqs, const struct shape *s) {
     memcpy(seqs, SEQS, sizeof SEQS);
-    *c = (struct scene){.heads = HEADS,
+    *c = (struct scene){.heads = KV_HEADS * s->gqa,
                         .kv_heads = KV_HEADS,
-                        .head_dim = HEAD_DIM,
+                        .head_dim = s->head_dim,
                         .layers = LAYERS,
                         .n_seqs = N_SEQS,
                         .seqs = seqs};
-    page_layout_init(&c->layouts[0], LAYERS, KV_HEADS, HEAD_DIM, PAIRS[0].k, PAIRS[0].v);
-    page_layout_init(&c->layouts[1], LAYERS, KV_HEADS, HEAD_DIM, p->k, p->v);
+    page_layout_init(&c->layouts[0], LAYERS, KV_HEADS, s->head_dim, PAIRS[0].k, PAIRS[0].v);
+    page_layout_init(&c->layouts[1], LAYERS, KV_HEADS, s->head_dim, s->formats.k, s->formats.v);
 }
 
-static void check_attention(const struct pair *p) {
-    struct scene c;
-    struct scene_seq seqs[N_SEQS];
-    make_scene(&c, seqs, p);
-    if (!device_has_pages(&c.layouts[1], p->name) || !family_begin("attention", "%s", p->name))
+/* Without and with a soft cap and sinks. */
+static void check_attention(const struct shape *s) {
+    if (!family_begin("attention", "%s, %u over %d heads of %u", s->formats.name, KV_HEADS * s->gqa,
+                      (int)KV_HEADS, s->head_dim))
         return;
-    struct attention_args args = {.heads = HEADS, .scale = 0.125f};
-    case_begin("%d sequences", (int)N_SEQS);
-    scene_build(&c, true);
-    compare_attention(&c, &args, NULL, choice->pages_near);
-    if (!choice->cuda) {
-        args.softcap = 3;
-        args.sinks = plain_floats(HEADS);
-        compare_attention(&c, &args, device_copy(args.sinks, HEADS * sizeof(float)),
-                          choice->pages_near);
+    for (int more = 0; more < 2; more++) {
+        struct scene c;
+        struct scene_seq seqs[N_SEQS];
+        make_scene(&c, seqs, s);
+        c.softcap_or_sinks = more != 0;
+        case_begin("%d sequences%s", (int)N_SEQS, more ? ", soft cap and sinks" : "");
+        if (!device_has_pages(&c.layouts[1], s->formats.name))
+            break;
+        scene_build(&c, true);
+        struct attention_args args = {.heads = c.heads, .scale = 0.125f};
+        const float *sinks = NULL;
+        if (more) {
+            args.softcap = 3;
+            args.sinks = plain_floats(c.heads);
+            sinks = device_copy(args.sinks, c.heads * sizeof(float));
+        }
+        compare_attention(&c, &args, sinks, choice->pages_near);
+        scene_free(&c);
     }
+    family_end();
+}
+
+/* More rows than have a block for each part of what they see: the bits are the same. */
+static void check_many_rows(void) {
+    if (!family_begin("attention", "6/3, many rows"))
+        return;
+    struct scene_seq seq = {
+        .length = 2500, .rows = 900, .span = UINT32_MAX, .switch_at = UINT32_MAX};
+    struct scene c = {.heads = GQA_MAX,
+                      .kv_heads = 1,
+                      .head_dim = 32,
+                      .layers = LAYERS,
+                      .n_seqs = 1,
+                      .seqs = &seq};
+    const struct kv_format k = {6, SCALAR_F16, 32}, v = {3, SCALAR_F16, 32};
+    page_layout_init(&c.layouts[0], LAYERS, 1, c.head_dim, k, v);
+    case_begin("%u rows", seq.rows);
+    scene_build(&c, true);
+    const struct attention_args args = {.heads = c.heads, .scale = 0.125f};
+    compare_attention(&c, &args, NULL, choice->pages_near);
     scene_free(&c);
     family_end();
 }
 
 /* ---- centred keys ---------------------------------------------------------------------------- */
 
+enum { CENTRES = LAYERS * KV_HEADS, PAIRS_OF_HEAD_MAX = 40 };
+
+/* Every head has `per_head` pairs, evenly among those of the rope. */
+struct random_centre {
+    struct key_centre centre;
+    struct centre_pair pairs[CENTRES * PAIRS_OF_HEAD_MAX];
+    uint32_t first[CENTRES + 1];
+    double inv_freq[HEAD_DIM_MAX / 2];
+};
+
+static void centre_make(struct random_centre *r, uint32_t head_dim, uint32_t per_head) {
+    const uint32_t n = head_dim / 2;
+    ASSERT(per_head <= PAIRS_OF_HEAD_MAX && per_head <= n);
+    for (uint32_t j = 0; j < n; j++)
+        r->inv_freq[j] = m_pow(10000, -(double)j / n);
+    for (uint32_t i = 0; i <= CENTRES; i++)
+        r->first[i] = i * per_head;
+    for (uint32_t i = 0; i < CENTRES * per_head; i++)
+        r->pairs[i] = (struct centre_pair){i % per_head * (n / per_head) + n / per_head / 6,
+                                           2 * random_normal(), 2 * random_normal()};
+    r->centre = (struct key_centre){.layers = LAYERS,
+                                    .kv_heads = KV_HEADS,
+                                    .n = n,
+                                    .pairs_max = per_head,
+                                    .inv_freq = r->inv_freq,
+                                    .first = r->first,
+                                    .pairs = r->pairs};
+}
+
 /* K and V of the step's rows are stored by each side in its own way, then attended to. Codes may
  * differ by one where a value is at the edge of two. */
-static void check_centred(void) {
-    enum { PAIRS_OF_HEAD = 5, N = HEAD_DIM / 2, I = LAYERS * KV_HEADS };
-    struct centre_pair pairs[I * PAIRS_OF_HEAD];
-    uint32_t first[I + 1];
-    double inv_freq[N];
+static void check_centred(const struct shape *shape, uint32_t per_head) {
+    struct random_centre r;
     struct scene c;
     struct scene_seq seqs[N_SEQS];
-    make_scene(&c, seqs, &PAIRS[4]);
+    make_scene(&c, seqs, shape);
     c.layouts[0] = c.layouts[1];
     c.layouts[0].centred = true;
-    if (!device_has_pages(&c.layouts[0], "with centred keys") ||
-        !family_begin("attention", "centred keys"))
+    if (!family_begin("attention", "centred keys, %s, heads of %u", shape->formats.name,
+                      shape->head_dim))
         return;
-    case_begin("%d pairs of a head", (int)PAIRS_OF_HEAD);
-    for (uint32_t j = 0; j < N; j++)
-        inv_freq[j] = m_pow(10000, -(double)j / N);
-    for (uint32_t i = 0; i <= I; i++)
-        first[i] = i * PAIRS_OF_HEAD;
-    for (uint32_t i = 0; i < I * PAIRS_OF_HEAD; i++)
-        pairs[i] = (struct centre_pair){i % PAIRS_OF_HEAD * 6 + 1, 2 * random_normal(),
-                                        2 * random_normal()};
-    const struct key_centre centre = {.layers = LAYERS,
-                                      .kv_heads = KV_HEADS,
-                                      .n = N,
-                                      .pairs_max = PAIRS_OF_HEAD,
-                                      .inv_freq = inv_freq,
-                                      .first = first,
-                                      .pairs = pairs};
+    case_begin("%u pairs of a head", per_head);
+    centre_make(&r, shape->head_dim, per_head);
     kvasir_error err = {0};
     scene_build(&c, true);
-    must(backend_reserve_centre(device, &centre, &err), &err, "reserve_centre");
-    must(backend_reserve_centre(reference, &centre, &err), &err, "reserve_centre");
+    must(backend_check_layout(device, &c.layouts[0], &err), &err, "check_layout");
+    must(backend_reserve_centre(device, &r.centre, &err), &err, "reserve_centre");
+    must(backend_reserve_centre(reference, &r.centre, &err), &err, "reserve_centre");
     for (uint32_t s = 0; s < c.n_seqs; s++)
-        c.views[s].centre = c.reference_views[s].centre = &centre;
+        c.views[s].centre = c.reference_views[s].centre = &r.centre;
     const struct batch ref_batch = scene_reference_batch(&c);
-    const size_t n = (size_t)c.batch.rows * KV_HEADS * HEAD_DIM;
+    const size_t n = (size_t)c.batch.rows * KV_HEADS * c.head_dim;
     backend_step_begin(reference, &ref_batch, 1);
     backend_step_begin(device, &c.batch, 1);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
@@ -296,17 +355,30 @@ static void check_centred(void) {
         op_kv_store(device, &c.batch, c.batch.views, layer, device_copy(k, n * sizeof *k),
                     device_copy(v, n * sizeof *v));
     }
-    const struct attention_args args = {.heads = HEADS, .scale = 0.125f};
+    const struct attention_args args = {.heads = c.heads, .scale = 0.125f};
     compare_attention(&c, &args, NULL, choice->pages_near > 0 ? choice->pages_near + 1e-2 : 0);
     scene_free(&c);
     family_end();
 }
 
+static void check_attentions(void) {
+    for (uint32_t i = 0; i < N_PAIRS; i++)
+        check_attention(&(struct shape){PAIRS[i], HEAD_DIM, GQA});
+    for (uint32_t i = 0; i < N_SHAPES; i++)
+        check_attention(&SHAPES[i]);
+    if (choice->cuda && !quick)
+        check_many_rows();
+    if (!device_has(kv_store))
+        return;
+    check_centred(&(struct shape){PAIRS[4], HEAD_DIM, GQA}, 5);
+    check_centred(&(struct shape){PAIRS[0], 128, 2}, PAIRS_OF_HEAD_MAX);
+}
+
 /* ---- recurrent layers ------------------------------------------------------------------------ */
 
-enum { STATES = 3, STATE_UNITS = 8, STATE_AT = 192, ROWS_OF_ALL = 12 };
+enum { STATES = 3, STATE_UNITS = 128, STATE_AT = 192, ROWS_OF_ALL = 24 };
 
-/* Three sequences of 1, 7 and 4 rows, their states in an arena. */
+/* Three sequences of 1, 19 and 4 rows, their states in an arena. */
 struct recurrent {
     struct backend_arena *arena[2]; /* of the reference, of the device */
     struct state_view states[2][STATES];
@@ -315,7 +387,7 @@ struct recurrent {
 };
 
 static void recurrent_make(struct recurrent *r) {
-    static const uint32_t N_ROWS[STATES] = {1, 7, 4};
+    static const uint32_t N_ROWS[STATES] = {1, 19, 4};
     struct backend *const backends[2] = {reference, device};
     uint32_t row = 0;
     for (uint32_t s = 0; s < STATES; s++) {
@@ -390,25 +462,28 @@ static void check_recurrent(const struct recurrent_op *op) {
     recurrent_free(&r);
 }
 
-enum { CONV_CHANNELS = 300, CONV_WIDTH = 4 };
-static struct { const float *x[2], *w[2]; } conv;
+enum { CONV_CHANNELS = 300 };
+static struct {
+    const float *x[2], *w[2];
+    uint32_t width;
+} conv;
 
 static void run_conv(struct backend *b, const struct batch *batch, int side, uint32_t at,
                      float *y) {
     op_short_conv(b, batch, STATE_AT, conv.x[side] + (size_t)at * CONV_CHANNELS, conv.w[side],
-                  CONV_WIDTH, CONV_CHANNELS, true, y);
+                  conv.width, CONV_CHANNELS, conv.width % 2 == 0, y);
 }
 
-enum { KEY_HEADS = 2, VALUE_HEADS = 4, KEY_DIM = 32, VALUE_DIM = 24 };
-enum { QKV = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM };
+enum { KEY_HEADS = 2, VALUE_HEADS = 4 };
 static struct {
     const float *qkv[2], *beta[2], *a[2];
     struct delta_layer layer[2];
+    size_t row; /* values of qkv */
 } delta;
 
 static void run_delta(struct backend *b, const struct batch *batch, int side, uint32_t at,
                       float *y) {
-    op_delta_rule(b, batch, STATE_AT, delta.qkv[side] + (size_t)at * QKV,
+    op_delta_rule(b, batch, STATE_AT, delta.qkv[side] + at * delta.row,
                   delta.beta[side] + (size_t)at * VALUE_HEADS,
                   delta.a[side] + (size_t)at * VALUE_HEADS, &delta.layer[side], y);
 }
@@ -418,33 +493,56 @@ static void put_both(const float *side[2], size_t n) {
     side[1] = device_copy(side[0], n * sizeof(float));
 }
 
-static void check_recurrents(void) {
-    const struct backend_limits limits = some_limits();
-    if (device_has(short_conv) && family_begin("short_conv", "%d channels", CONV_CHANNELS)) {
-        case_begin("width %d", CONV_WIDTH);
-        device_begin(&limits, 8);
+static void check_convs(const struct backend_limits *limits) {
+    static const uint32_t WIDTHS[] = {4, 2, 3, 7, 64};
+    if (!device_has(short_conv) || !family_begin("short_conv", "%d channels", CONV_CHANNELS))
+        return;
+    for (size_t i = 0; i < sizeof WIDTHS / sizeof *WIDTHS; i++) {
+        conv.width = WIDTHS[i];
+        case_begin("width %u", conv.width);
+        device_begin(limits, 8);
         put_both(conv.x, (size_t)ROWS_OF_ALL * CONV_CHANNELS);
-        put_both(conv.w, (size_t)CONV_WIDTH * CONV_CHANNELS);
+        put_both(conv.w, (size_t)conv.width * CONV_CHANNELS);
         check_recurrent(&(struct recurrent_op){
-            CONV_CHANNELS, sizeof(float) * (CONV_WIDTH - 1) * CONV_CHANNELS, run_conv});
-        family_end();
+            CONV_CHANNELS, sizeof(float) * (conv.width - 1) * CONV_CHANNELS, run_conv});
     }
+    family_end();
+}
+
+static void delta_case(const struct backend_limits *limits, uint32_t key_dim, uint32_t value_dim,
+                       bool cycle) {
+    const float *rate[2], *bias[2];
+    case_begin("%d value heads, keys of %u, values of %u", VALUE_HEADS, key_dim, value_dim);
+    device_begin(limits, 8);
+    delta.row = 2 * (size_t)KEY_HEADS * key_dim + (size_t)VALUE_HEADS * value_dim;
+    put_both(delta.qkv, ROWS_OF_ALL * delta.row);
+    put_both(delta.beta, (size_t)ROWS_OF_ALL * VALUE_HEADS);
+    put_both(delta.a, (size_t)ROWS_OF_ALL * VALUE_HEADS);
+    float *rates = plain_floats(VALUE_HEADS);
+    for (uint32_t h = 0; h < VALUE_HEADS; h++) /* positive, so that states do not grow */
+        rates[h] = fabsf(rates[h]);
+    rate[0] = rates;
+    rate[1] = device_copy(rates, VALUE_HEADS * sizeof *rates);
+    put_both(bias, VALUE_HEADS);
+    for (int side = 0; side < 2; side++)
+        delta.layer[side] = (struct delta_layer){KEY_HEADS,  VALUE_HEADS, key_dim, value_dim,
+                                                 rate[side], bias[side],  cycle};
+    check_recurrent(&(struct recurrent_op){
+        (size_t)VALUE_HEADS * value_dim, sizeof(float) * VALUE_HEADS * (size_t)key_dim * value_dim,
+        run_delta});
+}
+
+static void check_recurrents(void) {
+    static const struct {
+        uint32_t key_dim, value_dim;
+    } SIZES[] = {{32, 24}, {128, 70}, {129, 33}, {257, 24}};
+    const struct backend_limits limits = some_limits();
+    check_convs(&limits);
     for (int cycle = 0; cycle < 2 && device_has(delta_rule); cycle++) {
-        const float *rate[2], *bias[2];
         if (!family_begin("delta_rule", "keys %s", cycle ? "cycle" : "in turn"))
             continue;
-        case_begin("%d value heads", VALUE_HEADS);
-        device_begin(&limits, 8);
-        put_both(delta.qkv, (size_t)ROWS_OF_ALL * QKV);
-        put_both(delta.beta, (size_t)ROWS_OF_ALL * VALUE_HEADS);
-        put_both(delta.a, (size_t)ROWS_OF_ALL * VALUE_HEADS);
-        put_both(rate, VALUE_HEADS);
-        put_both(bias, VALUE_HEADS);
-        for (int side = 0; side < 2; side++)
-            delta.layer[side] = (struct delta_layer){KEY_HEADS,  VALUE_HEADS, KEY_DIM,   VALUE_DIM,
-                                                     rate[side], bias[side],  cycle != 0};
-        check_recurrent(&(struct recurrent_op){
-            VALUE_HEADS * VALUE_DIM, sizeof(float) * VALUE_HEADS * KEY_DIM * VALUE_DIM, run_delta});
+        for (size_t i = 0; i < sizeof SIZES / sizeof *SIZES; i++)
+            delta_case(&limits, SIZES[i].key_dim, SIZES[i].value_dim, cycle != 0);
         family_end();
     }
 }
@@ -453,11 +551,7 @@ void check_pages(void) {
     check_buffers();
     check_arena();
     check_convert();
-    if (choice->cuda)
-        printf("absent: attention with a soft cap, attention with sinks\n");
-    for (uint32_t i = 0; device_has(attention) && i < N_PAIRS; i++)
-        check_attention(&PAIRS[i]);
-    if (device_has(attention) && device_has(kv_store))
-        check_centred();
+    if (device_has(attention))
+        check_attentions();
     check_recurrents();
 }

@@ -146,8 +146,10 @@ static void run_checks(void) {
         check_cuda_attention();
         check_cuda_product();
     }
-    if (choice->cuda)
+    if (choice->cuda) {
         check_cuda_step();
+        check_cuda_states();
+    }
 #endif
 }
 

@@ -15,6 +15,7 @@
  *       check_attention.c  attention
  *       check_product.c    product
  *       check_step.c       a step as a graph, replayed for other batches; errors that stick
+ *       check_states.c     the same of recurrent layers
  *       bench.c            --bench: times next to the read ceiling of the run
  *
  * Requirements on an operation:
@@ -46,6 +47,7 @@ void check_encode(void);
 void check_cuda_attention(void);
 void check_cuda_product(void);
 void check_cuda_step(void);
+void check_cuda_states(void);
 void bench(void);
 void bench_step(void);
 #endif
@@ -131,6 +133,7 @@ struct scene_seq {
 struct scene {
     struct page_layout layouts[2];
     uint32_t heads, kv_heads, head_dim, layers;
+    bool softcap_or_sinks; /* that attention is called with */
     uint32_t n_seqs;
     struct scene_seq *seqs;
     /* made by scene_plan */

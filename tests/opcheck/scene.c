@@ -259,13 +259,14 @@ static void make_views(struct scene *s) {
 }
 
 struct backend_limits scene_limits(const struct scene *s) {
-    return (struct backend_limits){.rows = s->batch.rows,
-                                   .seqs = s->n_seqs,
-                                   .dim = s->heads * s->head_dim,
-                                   .head_dim = s->head_dim,
-                                   .pages = s->n_pages,
-                                   .groups = 1,
-                                   .group = {{s->heads, s->kv_heads, s->head_dim}}};
+    return (struct backend_limits){
+        .rows = s->batch.rows,
+        .seqs = s->n_seqs,
+        .dim = s->heads * s->head_dim,
+        .head_dim = s->head_dim,
+        .pages = s->n_pages,
+        .groups = 1,
+        .group = {{s->heads, s->kv_heads, s->head_dim, s->softcap_or_sinks}}};
 }
 
 void scene_plan(struct scene *s, bool checked) {

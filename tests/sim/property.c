@@ -183,9 +183,10 @@ static void edit_eval(const struct program *p, struct live *l) {
 }
 
 /* A step of n rows of several sequences, prepared and not yet committed; all rows' logits. */
-static const float *forward(kvasir_context *ctx, struct kv_seq *const *seqs,
-                            const struct batch_seq *rows, uint32_t n_seqs, const int32_t *tokens,
-                            const uint32_t *pos, uint32_t n) {
+static const float *forward(const struct program *p, kvasir_context *ctx,
+                            struct kv_seq *const *seqs, const struct batch_seq *rows,
+                            uint32_t n_seqs, const int32_t *tokens, const uint32_t *pos,
+                            uint32_t n) {
     struct kv_view views[CACHE_GROUPS_MAX * LIVE_MAX];
     struct state_view states[LIVE_MAX];
     uint32_t logit_rows[BATCH_MAX];
@@ -204,7 +205,16 @@ static const float *forward(kvasir_context *ctx, struct kv_seq *const *seqs,
                           .views = views,
                           .states = ctx->options.cache.state_bytes ? states : NULL};
     model_forward(ctx->run, &batch);
-    return model_head(ctx->run, logit_rows, n);
+    static float logits[BATCH_MAX * VOCAB];
+    kvasir_error err;
+    for (uint32_t r = 0; r < n; r += ctx->options.logit_rows) {
+        const uint32_t some = n - r < ctx->options.logit_rows ? n - r : ctx->options.logit_rows;
+        const float *results = model_head(ctx->run, logit_rows + r, some);
+        if (backend_read(ctx->backend, logits + (size_t)r * VOCAB, results,
+                         (size_t)some * VOCAB * sizeof *logits, &err) != KVASIR_OK)
+            die(p, err.text, r);
+    }
+    return logits;
 }
 
 /* Several sequences in one step, each with several rows, as the contract of backend.h allows. */
@@ -237,7 +247,7 @@ static void edit_batch(const struct program *p, kvasir_context *ctx, struct live
     }
     if (!n)
         return;
-    const float *logits = forward(ctx, who, rows, seqs, tokens, pos, n);
+    const float *logits = forward(p, ctx, who, rows, seqs, tokens, pos, n);
     for (uint32_t r = 0; r < n; r++)
         compare_row(p, live[owner[r]].string, pos[r], logits + (size_t)r * VOCAB,
                     "batched step: other logits");
@@ -437,7 +447,7 @@ static void play_step(struct player *y, const int32_t *tokens, uint32_t n) {
             pos[at] = rows[i].pos + r;
         }
     }
-    const float *logits = forward(y->ctx, who, rows, 2, ids, pos, at);
+    const float *logits = forward(y->p, y->ctx, who, rows, 2, ids, pos, at);
     player_rows(y, 0, n, logits + (size_t)own * VOCAB);
     for (uint32_t i = 0; i < 2; i++)
         seq_commit(who[i], ids + rows[i].row, rows[i].rows);

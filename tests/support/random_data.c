@@ -67,3 +67,8 @@ void fill(float *x, size_t n, enum fill_kind kind) {
     if (kind == FILL_ONE && n > 0)
         x[random_below((uint32_t)n)] = v;
 }
+
+void fill_any(float *x, size_t n) {
+    /* half of the cases are plain: the others try the edges */
+    fill(x, n, random_bits() & 1 ? FILL_NORMAL : (enum fill_kind)random_below(FILL_KINDS));
+}

@@ -25,6 +25,7 @@ enum fill_kind {
     FILL_KINDS
 };
 void fill(float *x, size_t n, enum fill_kind kind);
+void fill_any(float *x, size_t n); /* half of the time normal numbers, else any kind */
 /* Values at the edges of rounding to f16, bf16 and float32: ties, overflow, subnormals, not finite.
  * The first three are infinity, -infinity, NaN. */
 enum { EDGE_VALUES = 24 };

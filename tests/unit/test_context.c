@@ -332,6 +332,32 @@ static void test_figures(void **state) {
     kvasir_model_close(m);
 }
 
+/* What a context computes on: bad names, several devices, a GPU that is not there. */
+static void test_devices(void **state) {
+    (void)state;
+    static const char *const BAD[] = {"tpu", "", "cuda:", "cuda:x", "cuda:0,1", "cuda:63", "CPU"};
+    for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
+        kvasir_context_options o = kvasir_context_defaults();
+        struct backend *b = NULL;
+        o.device = BAD[i];
+        err = (kvasir_error){0};
+        assert_int_not_equal(device_create(&o, &b, &err), KVASIR_OK);
+        assert_string_equal(err.field, "context.device");
+        assert_null(b);
+    }
+    kvasir_context_options o = kvasir_context_defaults();
+    struct backend *b;
+    struct backend_info info;
+    o.device = "cpu";
+    need(device_create(&o, &b, &err));
+    backend_info(b, &info);
+    assert_string_equal(info.kind, "cpu");
+    backend_destroy(b);
+    o.device = "auto"; /* something is always found */
+    need(device_create(&o, &b, &err));
+    backend_destroy(b);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_model_fingerprint),
                                        cmocka_unit_test(test_exact_start),
@@ -340,7 +366,8 @@ int main(void) {
                                        cmocka_unit_test(test_rope_variants),
                                        cmocka_unit_test(test_files_know_their_rope),
                                        cmocka_unit_test(test_every_layer_has_a_window),
-                                       cmocka_unit_test(test_wide_steps)};
+                                       cmocka_unit_test(test_wide_steps),
+                                       cmocka_unit_test(test_devices)};
     temp_folder_make(&folder);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     temp_folder_remove(&folder);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// arithmetic.cuh: what attention computes, to the bit, whichever kernel does it. decode.cu has up
-// to 16 query heads in the columns of an instruction, prefill.cu 64 query rows in its rows; where
+// arithmetic.cuh: what attention computes, to the bit, whichever fast kernel does it (the rows of
+// plain_attention.cu have its arithmetic, and no others: STEP-6 in step.cu). decode.cu has up to
+// 16 query heads in the columns of an instruction, prefill.cu 64 query rows in its rows; where
 // each float operation below is done differs, what is added to what and in which order does not. So
 // a row's bits do not depend on the kernel, the batch or the chunk (I1 of docs/design.md).
 //

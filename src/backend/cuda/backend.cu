@@ -8,8 +8,9 @@
 // One stream, which does not wait for the default one. Invariants:
 //   CUDA-1  The first error sticks (error.cu); after it every call returns at once, so that nothing
 //           runs on data that was never written. flush and the reads report it.
-//   CUDA-2  Nothing on the device is allocated after reserve but by alloc, upload, weight_put and
-//           arenas that grow. None of these, no write and no read may come inside a capture.
+//   CUDA-2  Nothing on the device is allocated after reserve but by alloc, upload, weight_put,
+//           arenas that grow and the first call of each layer of experts. None of these, no write
+//           and no read may come inside a capture.
 //   CUDA-3 to CUDA-6 are in memory.cu and graph.cu.
 #include <algorithm>
 #include <stdio.h>
@@ -20,15 +21,19 @@
 
 // ---- life ------------------------------------------------------------------------------------
 
-static kvasir_status open_device(cuda_backend *b, kvasir_error *err) {
-    int count = 0, device = 0, major = 0, minor = 0;
+static kvasir_status open_device(cuda_backend *b, int device, kvasir_error *err) {
+    int count = 0, major = 0, minor = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess || count == 0)
         return fail(err, KVASIR_ERR_UNSUPPORTED, "CUDA: no device: %s",
                     e != cudaSuccess ? cudaGetErrorString(e) : "the driver lists none");
+    if (device < 0 || device >= count)
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "CUDA: there is no device %d, only 0 to %d",
+                    device, count - 1);
+    b->device = device;
     cudaDeviceProp p;
     cudaFuncAttributes image;
-    cuda_ok(b, cudaGetDevice(&device));
+    cuda_ok(b, cudaSetDevice(device));
     cuda_ok(b, cudaGetDeviceProperties(&p, device));
     TRY(cuda_status(b, err));
     major = p.major;
@@ -56,6 +61,8 @@ static kvasir_status open_device(cuda_backend *b, kvasir_error *err) {
 }
 
 static void free_fixed(cuda_backend *b) {
+    bring_close(b);
+    experts_close(b);
     (void)cudaFreeHost(b->host_tables);
     void *device[] = {b->dev_tables, b->part_out, b->part_ms, b->arrived, b->act};
     for (void *p : device)
@@ -74,6 +81,8 @@ static void cuda_destroy(struct backend *base) {
     if (b->stream)
         (void)cudaStreamSynchronize(b->stream);
     arenas_close(b);
+    experts_drop_tables(b);
+    centres_close(b);
     free_fixed(b);
     if (b->tables_read)
         (void)cudaEventDestroy(b->tables_read);
@@ -114,9 +123,7 @@ static kvasir_status check_limits(const backend_limits *l, kvasir_error *err) {
                     (unsigned long long)l->pages);
     for (uint32_t i = 0; i < l->groups; i++) {
         const auto &g = l->group[i];
-        if (!head_dim_supported(g.head_dim))
-            return fail(err, KVASIR_ERR_UNSUPPORTED,
-                        "CUDA: heads of %u dims are not supported: 64, 128 or 256", g.head_dim);
+        TRY(check_head_dim(g.head_dim, err));
         if (g.kv_heads == 0 || g.heads == 0 || g.heads % g.kv_heads != 0 ||
             g.heads / g.kv_heads > GQA_MAX)
             return fail(err, KVASIR_ERR_UNSUPPORTED,
@@ -126,10 +133,6 @@ static kvasir_status check_limits(const backend_limits *l, kvasir_error *err) {
     return KVASIR_OK;
 }
 
-template <class T> static bool device_array(size_t n, T **out) {
-    return cudaMalloc((void **)out, std::max<size_t>(n, 1) * sizeof(T)) == cudaSuccess;
-}
-
 static bool alloc_fixed(cuda_backend *b) {
     const backend_limits *l = &b->limits;
     size_t floats = 0, rows = 0, arrived = 0; // partial results: elements; heads; arrivals
@@ -137,16 +140,24 @@ static bool alloc_fixed(cuda_backend *b) {
         const auto &g = l->group[i];
         table_caps_most(b, &b->most[i]);
         const size_t items = b->most[i].items[COUNT_DECODE],
-                     part_rows = decode_parts(b, items, g.kv_heads) * (g.heads / g.kv_heads);
+                     plain = plain_parts_most(g.kv_heads) * g.kv_heads,
+                     part_rows =
+                         std::max(decode_parts(b, items, g.kv_heads) * (g.heads / g.kv_heads),
+                                  plain * PLAIN_COLUMNS);
         floats = std::max(floats, part_rows * g.head_dim);
         rows = std::max(rows, part_rows);
-        arrived = std::max(arrived, items * g.kv_heads);
+        arrived = std::max(arrived, std::max(items * g.kv_heads, plain));
     }
+    // experts: each of a row's inputs of the second product is a row of its own
+    const size_t act_bytes =
+        std::max(product_scratch_bytes_cuda(l->rows, l->dim),
+                 product_scratch_bytes_cuda(l->rows * l->top_k, l->expert_dim));
     const size_t table_bytes = tables_lay_out(l, nullptr, l->seqs, b->most, b->group);
     if (cudaMallocHost((void **)&b->host_tables, table_bytes) != cudaSuccess ||
         !device_array(table_bytes, &b->dev_tables) || !device_array(floats, &b->part_out) ||
         !device_array(rows, &b->part_ms) || !device_array(arrived, &b->arrived) ||
-        !device_array(product_scratch_bytes_cuda(l->rows, l->dim), (uint8_t **)&b->act))
+        !device_array(act_bytes, (uint8_t **)&b->act) || !experts_open(b) ||
+        !bring_open(b, std::max(l->rows * sizeof(uint64_t), HEAD_DIM_MAX * sizeof(double))))
         return false;
     // The block of a row that arrives last sets its counter back: zeroed once.
     cuda_ok(b, cudaMemsetAsync(b->arrived, 0, arrived * sizeof *b->arrived, b->stream));
@@ -189,13 +200,6 @@ kvasir_status cuda_prefill_rows(struct backend *base, uint32_t rows, kvasir_erro
     return cuda_reserve(base, &limits, err);
 }
 
-static kvasir_status cuda_reserve_centre(struct backend *base, const struct key_centre *c,
-                                         kvasir_error *err) {
-    (void)base;
-    (void)c;
-    return fail(err, KVASIR_ERR_UNSUPPORTED, "CUDA: pages with centred keys are not supported");
-}
-
 // ---- the table -------------------------------------------------------------------------------
 
 // The members that are not set are absent.
@@ -206,7 +210,10 @@ static backend_ops make_ops() {
     BACKEND_MEMBERS(MEMBER)
     MEMBER(flush) MEMBER(alloc) MEMBER(free) MEMBER(upload) MEMBER(upload_free)
     MEMBER(read) MEMBER(write) MEMBER(weight_put) MEMBER(weight_drop)
-    MEMBER(matmul) MEMBER(kv_store) MEMBER(attention)
+    MEMBER(embed) MEMBER(rms_norm) MEMBER(matmul) MEMBER(rope_table) MEMBER(rope) MEMBER(kv_store)
+    MEMBER(attention) MEMBER(gate_mul) MEMBER(add) MEMBER(scale) MEMBER(gate_rows)
+    MEMBER(softcap) MEMBER(rearrange) MEMBER(gather_rows) MEMBER(experts)
+    MEMBER(short_conv) MEMBER(delta_rule)
 #undef MEMBER
         // clang-format on
         return ops;
@@ -226,7 +233,7 @@ extern "C" kvasir_status backend_cuda_create(struct backend **out,
     b->base.ops = &CUDA_OPS;
     b->act_bits = opt->act_bits;
     b->prefill_rows = PREFILL_ROWS;
-    kvasir_status status = open_device(b, err);
+    kvasir_status status = open_device(b, opt->device, err);
     if (status == KVASIR_OK)
         *out = &b->base;
     else

@@ -15,11 +15,11 @@ extern "C" {
 #include "backend/backend.h"
 
 struct backend_cuda_options {
+    int device; /* CUDA's number of it */
     /* 8 or 16: bits that activations are rounded to before a product with quantized weights */
     int act_bits;
 };
-/* Uses the calling thread's current device. KVASIR_ERR_UNSUPPORTED: there is none of compute
- * capability 8.0 or newer. */
+/* KVASIR_ERR_UNSUPPORTED: there is no such device, or its compute capability is below 8.0. */
 kvasir_status backend_cuda_create(struct backend **out, const struct backend_cuda_options *options,
                                   kvasir_error *err) MUST_CHECK;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // encode.cu: K and V of new tokens into their pages: tile_encode_row of quant/tile.c, byte for
-// byte.
+// byte. Sides of pages in other formats than tile_format has, and centred keys, are stored by
+// plain_encode.cu.
 //
 // A block is (all rows of one sequence that fall into one page, KV head, K or V), so that no two
 // blocks write one tile. It has 2 * head_dim threads: eight rows at a time, four dims a thread,
@@ -24,47 +25,15 @@
 //         t3  | d0 d1 d2 d3 |            d3  | t0 t1 t2 t3 |
 //
 // Invariants:
-//   * every float operation is one IEEE float32 operation in the order of affine.c; minima and
-//     maxima skip NaN there and here, and the sign of a zero among them changes nothing
 //   * bits of tokens that are not of this step stay: only words that such a token shares are read
 //   * rows of k and v begin at multiples of 16 bytes (head_dim is one of 64, 128, 256), tiles at
 //     multiples of 32
-#include <cmath>
-#include <cuda_fp16.h>
-
+#include "backend/cuda/affine.cuh"
 #include "backend/cuda/internal.cuh"
 
 namespace {
 
 enum { CHUNK = 8, CHUNKS = TILE_TOKENS / CHUNK }; // rows at a time
-
-// The NaN that an invalid operation gives on x86, on which the definition was frozen; a GPU's own
-// has other bits. Only a scale can be one.
-constexpr uint32_t NAN_BITS = 0xffc00000u;
-
-// ---- 16-bit floats, as half.c ----------------------------------------------------------------
-
-__device__ __forceinline__ uint32_t to_f16(float f) {
-    uint32_t u = __float_as_uint(f);
-    if ((u & 0x7fffffffu) > 0x7f800000u) // the instruction would lose sign and payload
-        return (u >> 16 & 0x8000u) | 0x7e00u | (u >> 13 & 0x3ffu);
-    return __half_as_ushort(__float2half_rn(f));
-}
-
-__device__ __forceinline__ uint32_t to_bf16(float f) {
-    uint32_t u = __float_as_uint(f);
-    if ((u & 0x7fffffffu) > 0x7f800000u)
-        return u >> 16 | 0x40u;
-    return (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
-}
-
-__device__ __forceinline__ uint32_t to_half(float f, bool bf16) {
-    return bf16 ? to_bf16(f) : to_f16(f);
-}
-
-__device__ __forceinline__ float round_to_half(float f) {
-    return __half2float(__float2half_rn(f));
-}
 
 // ---- where the rows are and where they go ----------------------------------------------------
 
@@ -243,30 +212,6 @@ template <int D> __device__ void store_exact(const store_place &p, bool bf16, ui
 
 // ---- affine formats --------------------------------------------------------------------------
 
-// group_quantize of affine.c without the codes: scale and bias, not yet rounded to T.
-__device__ __forceinline__ float2 group_scale(float lo, float hi, float top) {
-    float step = __fdiv_rn(hi - lo, top);
-    bool negative_edge = fabsf(lo) > fabsf(hi);
-    float s = step > 1e-7f ? step : 1e-7f, b = 0;
-    if (!negative_edge)
-        s = -s;
-    float edge = negative_edge ? lo : hi;
-    float q0 = rintf(__fdiv_rn(edge, s));
-    if (q0 != 0) { // true for NaN
-        s = __fdiv_rn(edge, q0);
-        b = edge;
-    }
-    return make_float2(isnan(s) ? __uint_as_float(NAN_BITS) : s, b);
-}
-
-// The code in the low byte. Clamped before it is rounded: the ends are integers, so that is the
-// same. NaN gives 0, since fmaxf takes the other one. Adding 2^23 rounds to an integer, half to
-// even, and leaves it in the low bits.
-__device__ __forceinline__ uint32_t to_code(float x, float2 sb, float top) {
-    float q = fminf(fmaxf(__fdiv_rn(x - sb.y, sb.x), 0.0f), top);
-    return __float_as_uint(q + 8388608.0f);
-}
-
 // ranges: [D / group][64 tokens], lo and hi of a group, then its scale and bias.
 template <int D>
 __device__ void encode_rows(const store_place &p, int bits, uint32_t group, uint32_t *codes,
@@ -377,7 +322,7 @@ __global__ void __launch_bounds__(2 * D)
     case Q2G32:
         store_affine<D>(p, 2, p.format == Q2G64 ? 64 : 32, codes, ranges);
         break;
-    default: // step_begin lets no other in
+    default: // TILE_FORMATS: plain_encode.cu stores it
         break;
     }
 }
@@ -390,9 +335,13 @@ void cuda_kv_store(struct backend *base, const struct batch *batch, const struct
     uint32_t g;
     if (!operation_begins(b, batch, views, layer, &g))
         return;
-    const uint32_t head_dim = b->limits.group[g].head_dim;
+    const uint32_t head_dim = b->limits.group[g].head_dim, stores = b->plan[g].stores;
     const dim3 grid(b->plan[g].blocks[COUNT_STORE], b->limits.group[g].kv_heads, 2);
     if (grid.x == 0)
+        return;
+    if (stores & STORE_PLAIN)
+        store_plain(b, g, layer, centre_find(b, views[0].centre), k, v);
+    if (!(stores & STORE_FAST))
         return;
     if (head_dim == 64)
         store_kernel<64><<<grid, 2 * 64, 0, b->stream>>>(b->group[g], layer, k, v);

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // internal.cuh: what the .cu files share: the backend, and a step's tables as kernels see them.
 //
-//     backend.cu     the table, life, scratch          product.cu   4-bit weights
-//     memory.cu      buffers, arenas                   encode.cu    K and V into pages
-//     step.cu        the tables of a step              decode.cu    attention of few rows
-//     attention.cu   chooses between these two:        prefill.cu   attention of many rows
-//     graph.cu, clock.cu   for opcheck (graph.h)       error.cu     the first error
+//     backend.cu     the table, life, scratch          product.cu, weights.cu  matrices
+//     memory.cu      buffers, arenas                   encode.cu    K and V into pages of the
+//     step.cu        the tables of a step                           common formats, or by way of
+//     attention.cu   chooses between these three:      plain_encode.cu      of any format
+//                    decode.cu            few rows     prefill.cu           many rows
+//                    plain_attention.cu   rows that the others do not take
+//     rows.cu        norm, rope, gates, moves          recurrent.cu convolutions, delta rule
+//     experts.cu     mixtures of experts: its matrices by product.cu, its gates by rows.cu
+//     centre.cu      tables of centred keys            error.cu     the first error
+//     graph.cu, clock.cu   for opcheck (graph.h)
 //
-// A file calls those below it only: error; memory, decode, prefill; step, product; encode,
-// attention, graph, clock; backend.
+// A file calls those below it only: error; memory, decode, prefill; centre, step, weights, rows;
+// product; plain_attention, plain_encode; encode, attention, recurrent, experts, graph, clock;
+// backend.
 //
 // All kernels are compiled without contraction (-fmad=false): a*b+c is two roundings, fmaf() one.
 #pragma once
@@ -17,11 +23,12 @@
 
 #include "backend/cuda/graph.h" // and backend.h
 
-enum { CUDA_LAYOUTS_MAX = 8 }; // page layouts of a layer group
+enum { CUDA_LAYOUTS_MAX = 16 }; // page layouts of a layer group
 
 // ---- tables of a step, in device memory, written by one copy ---------------------------------
 
-// A side of a page layout, as kernels branch on it.
+// A side of a page layout, as the fast kernels branch on it. TILE_FORMATS: they have no code for
+// it, only the plain ones do.
 enum tile_format : uint8_t { F16, BF16, Q8G64, Q8G32, Q4G64, Q4G32, Q2G64, Q2G32, TILE_FORMATS };
 
 struct dev_layout {
@@ -29,6 +36,8 @@ struct dev_layout {
     uint8_t k_bf16, v_bf16; // scales and biases are bf16, not f16
     uint32_t k_bytes;       // where the V tile begins
     uint32_t head_bytes, layer_bytes;
+    kv_format k_stored, v_stored; // for the plain kernels
+    uint32_t centred;             // keys, by the group's centre
 };
 
 struct dev_view {
@@ -52,6 +61,18 @@ struct prefill_item {
     uint32_t seq, first, tokens;
 };
 
+// The same for the plain kernel, and one super-run of what they see; ALL_SUPERS: all of it.
+struct plain_item {
+    uint32_t seq, first, tokens;
+    uint32_t super;
+    uint32_t part, count; // items of these tokens: [part, part + count)
+};
+constexpr uint32_t ALL_SUPERS = UINT32_MAX;
+enum {
+    PLAIN_COLUMNS = GQA_MAX, // query rows of a block of the plain kernel: tokens x query heads
+    PLAIN_PARTS = 1024,      // most blocks of which each has a super-run of its own
+};
+
 // All rows of a step that fall into one page.
 struct store_item {
     uint32_t seq, page; // page number
@@ -60,18 +81,20 @@ struct store_item {
 // One layer group.
 struct step_group {
     const uint8_t *arena;
-    const struct batch_seq *seqs;     // of each sequence
+    const struct batch_seq *seqs;     // of each sequence; 0 rows: the step does not have it
+    uint8_t *const *states;           // of each sequence: where its state begins
     const struct dev_view *views;     // of each sequence
     const struct kv_page *pages;      // of all sequences
     const struct dev_layout *layouts; // [CUDA_LAYOUTS_MAX]
     const struct decode_item *decode;
     const struct prefill_item *prefill;
+    const struct plain_item *plain;
     const struct store_item *store;
     // How many there are, in device memory: a graph's launches have as many blocks as its bucket,
     // and a block after the last item returns.
-    const uint32_t *counts; // [3] decode, prefill, store
+    const uint32_t *counts; // [COUNTS]
 };
-enum { COUNT_DECODE, COUNT_PREFILL, COUNT_STORE, COUNTS };
+enum { COUNT_DECODE, COUNT_PREFILL, COUNT_PLAIN, COUNT_STORE, COUNTS };
 
 // Address of page `number` of a sequence in the arena, and its layout; NULL if it was dropped.
 __device__ inline const uint8_t *page_find(const step_group &g, const dev_view &v, uint32_t number,
@@ -96,9 +119,23 @@ __device__ inline const uint8_t *tile_of(const uint8_t *page, const dev_layout &
 // What the host knows of a group's step: sizes of launches and the formats that occur.
 struct group_plan {
     uint32_t blocks[COUNTS]; // blocks of the launches: of this step, or of the bucket captured
-    uint32_t k_formats, v_formats; // one bit for each tile_format that occurs
-    uint32_t prefill_tokens;       // tokens of a full prefill block
-    uint32_t layers;               // of the pages
+    // One bit for each tile_format that occurs in layouts which the fast kernels read.
+    uint32_t k_formats, v_formats;
+    uint32_t stores;         // STORE_FAST and so on: what stores into some side of a page
+    uint32_t prefill_tokens; // tokens of a full prefill block
+    bool plain_split;        // plain items have one super-run each
+    uint32_t layers;         // of the pages
+};
+enum { STORE_FAST = 1, STORE_PLAIN = 2, STORE_CENTRED = 4 };
+
+// Centred keys of a layer group (struct key_centre), in device memory (centre.cu).
+struct dev_centre {
+    uint32_t n;             // pairs of the rope
+    const double *inv_freq; // [n]
+    const uint32_t *first;  // [layers * kv_heads + 1]
+    const centre_pair *pairs;
+    // [n][cos, sin][TILE_TOKENS] of the angle from the middle of a tile to each of its tokens
+    const float *waves;
 };
 
 // Entries that a group's arrays have room for.
@@ -110,10 +147,28 @@ struct table_caps {
 // What a step's launches and its copy were made for (step.cu).
 struct step_plan {
     uint32_t rows, n_seqs; // at most
-    size_t bytes;          // that the copy moves, from the start of the tables
+    uint32_t groups;       // the model's layer groups; 0: the step has no pages
+    bool has_states;
+    size_t bytes; // that the copy moves, from the start of the tables
     table_caps caps[BACKEND_GROUPS_MAX];
     step_group group[BACKEND_GROUPS_MAX];
     group_plan plan[BACKEND_GROUPS_MAX];
+};
+
+// Pieces of host memory on their way to the device (cuda_bring).
+enum { BRING_SLOTS = 16 };
+struct bring_ring {
+    uint8_t *host, *device; // [BRING_SLOTS][slot_bytes], host: pinned
+    size_t slot_bytes;
+    uint32_t next;
+    cudaEvent_t read[BRING_SLOTS]; // the slot of host may be written again
+};
+
+// experts.cu says what is where.
+struct expert_scratch {
+    uint32_t *chosen;
+    float *weight, *wide, *hidden;
+    struct expert_table *tables; // of the layers that were called
 };
 
 struct cuda_graph {
@@ -125,6 +180,7 @@ struct cuda_graph {
 struct cuda_backend {
     struct backend base; // first: what the contract knows
     kvasir_error error;  // the first one; sticks
+    int device;          // every thread that calls makes it its current one (device_current)
     cudaStream_t stream;
     char name[96], tier[16];
     int act_bits;
@@ -145,12 +201,20 @@ struct cuda_backend {
     step_group group[BACKEND_GROUPS_MAX];
     group_plan plan[BACKEND_GROUPS_MAX];
     step_plan step; // of the last step_begin: where group and plan come from
+    bring_ring bring;
     // scratch of decode: partial results (decode.cu says of what), arrival counters
     float *part_out;   // [part][gqa][head_dim]
     float2 *part_ms;   // [part][gqa] maximum, sum
     uint32_t *arrived; // [decode row][kv head]
     // scratch of products
     void *act;
+    expert_scratch experts;
+    // centred keys, by what backend_reserve_centre was given
+    struct {
+        const key_centre *host;
+        dev_centre device;
+    } centres[BACKEND_GROUPS_MAX];
+    uint32_t n_centres;
     struct cuda_arenas *arenas; // memory.cu
     uint8_t *staging;           // host memory of page_convert
     size_t staging_bytes;
@@ -161,9 +225,19 @@ static inline cuda_backend *cuda_of(struct backend *b) {
     return (cuda_backend *)b;
 }
 
-// Heads that attention and encoding have kernels for.
-static inline bool head_dim_supported(uint32_t dims) {
+// Heads that the fast kernels of attention and encoding take.
+static inline bool head_dim_fast(uint32_t dims) {
     return dims == 64 || dims == 128 || dims == 256;
+}
+
+// Memory of the device for n elements. False: none is left.
+template <class T> bool device_array(size_t n, T **out) {
+    return cudaMalloc((void **)out, (n ? n : 1) * sizeof(T)) == cudaSuccess;
+}
+
+// Blocks that n values take, `each` a block.
+static inline uint32_t blocks_of(size_t n, uint32_t each) {
+    return (uint32_t)((n + each - 1) / each);
 }
 
 // ---- errors (error.cu) -----------------------------------------------------------------------
@@ -171,6 +245,11 @@ static inline bool head_dim_supported(uint32_t dims) {
 // No error so far. After the first one nothing is enqueued any more.
 static inline bool cuda_works(const cuda_backend *b) {
     return b->error.code == KVASIR_OK;
+}
+// A thread's current device is 0 until it is told otherwise; costs tens of nanoseconds.
+static inline void device_current(const cuda_backend *b) {
+    if (b->device != 0)
+        (void)cudaSetDevice(b->device); // what follows reports an error
 }
 // Keeps e if it is the first error.
 void cuda_stick(cuda_backend *b, const kvasir_error *e);
@@ -204,13 +283,42 @@ void cuda_arena_write(struct backend *b, struct backend_arena *a, size_t at, con
 void cuda_arena_zero(struct backend *b, struct backend_arena *a, size_t at, size_t width,
                      size_t pitch, size_t count);
 void cuda_page_convert(struct backend *b, struct backend_arena *a, const struct page_conversion *c);
-// product.cu
+// weights.cu
 kvasir_status cuda_weight_put(struct backend *b, const struct weight *w,
                               const struct backend_weight **out, kvasir_error *err);
 void cuda_weight_drop(struct backend *b, const struct backend_weight *w);
+void cuda_embed(struct backend *b, const struct backend_weight *w, const int32_t *tokens,
+                uint32_t rows, float *y);
+// product.cu
 void cuda_matmul(struct backend *b, const float *x, uint32_t rows,
                  const struct backend_weight *const *w, const float *const *bias, float *const *y,
                  uint32_t count);
+// rows.cu
+void cuda_rms_norm(struct backend *b, const float *x, const float *gain, uint32_t rows,
+                   uint32_t dim, float eps, float *y);
+void cuda_rope_table(struct backend *b, const uint32_t *pos, uint32_t rows, const double *inv_freq,
+                     uint32_t n, float scale, float *cos_out, float *sin_out);
+void cuda_rope(struct backend *b, float *x, uint32_t rows, uint32_t heads, uint32_t head_dim,
+               const float *cos_in, const float *sin_in, uint32_t n, bool adjacent);
+void cuda_gate_mul(struct backend *b, enum gate_kind kind, const float *gate, const float *up,
+                   size_t n, float *y);
+void cuda_add(struct backend *b, float *x, const float *y, float scale, size_t n);
+void cuda_scale(struct backend *b, float *x, float scale, size_t n);
+void cuda_gate_rows(struct backend *b, float *x, const float *gate, uint32_t rows, uint32_t dim);
+void cuda_softcap(struct backend *b, float *x, float cap, size_t n);
+void cuda_rearrange(struct backend *b, uint32_t rows, uint32_t blocks, uint32_t n,
+                    const float *from, struct block_strides from_strides, float *to,
+                    struct block_strides to_strides);
+void cuda_gather_rows(struct backend *b, const float *x, const uint32_t *index, uint32_t n,
+                      uint32_t dim, float *y);
+// recurrent.cu
+void cuda_short_conv(struct backend *b, const struct batch *batch, size_t at, const float *x,
+                     const float *w, uint32_t width, uint32_t channels, bool silu, float *y);
+void cuda_delta_rule(struct backend *b, const struct batch *batch, size_t at, const float *qkv,
+                     const float *beta, const float *a, const struct delta_layer *layer, float *y);
+// experts.cu
+void cuda_experts(struct backend *b, const float *x, uint32_t rows, const float *logits,
+                  const struct expert_layer *layer, float *y);
 // step.cu
 kvasir_status cuda_check_layout(const struct backend *b, const struct page_layout *l,
                                 kvasir_error *err);
@@ -220,14 +328,23 @@ void cuda_kv_store(struct backend *b, const struct batch *batch, const struct kv
                    uint32_t layer, const float *k, const float *v);
 void cuda_attention(struct backend *b, const struct batch *batch, const struct kv_view *views,
                     uint32_t layer, const float *q, const struct attention_args *args, float *out);
+// centre.cu
+kvasir_status cuda_reserve_centre(struct backend *b, const struct key_centre *c, kvasir_error *err);
 
 // ---- between the files -----------------------------------------------------------------------
 
 // memory.cu: looks the driver up; gives back what is left.
 kvasir_status arenas_open(cuda_backend *b, int device, kvasir_error *err);
 void arenas_close(cuda_backend *b);
+// memory.cu: room for pieces of this size; the old room is given back. False: no memory is left.
+bool bring_open(cuda_backend *b, size_t piece_bytes);
+void bring_close(cuda_backend *b);
+// memory.cu: a copy in device memory of a host array that an operation reads, for kernels launched
+// until BRING_SLOTS - 1 others are brought. The host may change its array at once. NULL after an
+// error; inside a capture it is one, since a graph would bring the same bytes for every step.
+const void *cuda_bring(cuda_backend *b, const void *host, size_t bytes);
 // memory.cu: where kernels find an arena.
-const uint8_t *arena_base(const struct backend_arena *a);
+uint8_t *arena_base(const struct backend_arena *a);
 // clock.cu: what this build has for the device. False: nothing.
 bool device_image(cudaFuncAttributes *out);
 // step.cu: the most that a group's tables hold within the limits, and the bytes of all groups'.
@@ -237,12 +354,29 @@ size_t tables_lay_out(const backend_limits *l, const uint8_t *base, uint32_t n_s
 // step.cu: the layer group of an operation's views, which are the batch's. False after an error.
 bool operation_begins(const cuda_backend *b, const batch *batch, const kv_view *views,
                       uint32_t layer, uint32_t *group);
+// centre.cu: the device's tables of a group's centre, zeros for NULL; gives all of them back.
+dev_centre centre_find(const cuda_backend *b, const key_centre *c);
+void centres_close(cuda_backend *b);
+// step.cu: heads that some kernel takes.
+kvasir_status check_head_dim(uint32_t dims, kvasir_error *err);
+// step.cu: plain items of one super-run each that a step of a group may have.
+uint32_t plain_parts_most(uint32_t kv_heads);
 // decode.cu: partial results, each of all heads of a KV head, that a launch of so many items leaves
 // at most.
 size_t decode_parts(const cuda_backend *b, size_t items, uint32_t kv_heads);
 // prefill.cu: query rows (tokens x query heads of a KV head) of a full block.
 uint32_t prefill_block_rows(uint32_t k_formats, uint32_t v_formats, uint32_t head_dim);
-// product.cu: bytes of cuda_backend.act.
+// weights.cu: what kernels need of a matrix (product.cuh).
+struct weight_view;
+const weight_view *weight_view_of(const struct backend_weight *w);
+// rows.cu: gate_mul of every step-th value of gate and up.
+void gate_values(cuda_backend *b, enum gate_kind kind, const float *gate, const float *up,
+                 uint32_t step, size_t n, float *y);
+// experts.cu: scratch for steps within the limits, and giving it back; the tables of all layers.
+bool experts_open(cuda_backend *b);
+void experts_close(cuda_backend *b);
+void experts_drop_tables(cuda_backend *b);
+// product.cu: bytes of cuda_backend.act, for rows of the most inputs.
 size_t product_scratch_bytes_cuda(uint32_t max_rows, uint32_t max_inputs);
 
 // ---- attention -------------------------------------------------------------------------------
@@ -257,6 +391,12 @@ void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const flo
                       uint32_t heads, float scale, float *out);
 void attention_prefill(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
                        uint32_t heads, float scale, float *out);
+// The plain items.
+void attention_plain(cuda_backend *b, uint32_t group, uint32_t layer, const dev_centre &centre,
+                     const float *q, const attention_args &args, float *out);
+// K and V of the rows that fall into sides of pages for which encode.cu has no code.
+void store_plain(cuda_backend *b, uint32_t group, uint32_t layer, const dev_centre &centre,
+                 const float *k, const float *v);
 
 // Programmatic dependent launch, from sm_90 on: the blocks of a kernel start while the kernel
 // before it ends (kernel_comes lets the next one start), and wait in kernel_waits for its results.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// memory.cu: buffers and arenas.
+// memory.cu: buffers, host arrays of operations, and arenas.
 //
 //     buffers    weights, activations    cudaMalloc
+//     pieces     tokens, positions, ...  a ring of fixed slots, pinned and on the device
 //     arenas     pages, states           address space, memory in units of 2 MiB
 //
 //     arena:  | unit | unit | ............ | unit |   reserved: addresses only
@@ -55,10 +56,12 @@ static bool driver_ok(cuda_backend *b, CUresult r) {
 // False after an error. A capture records launches: it must not meet an allocation or a wait.
 static bool can_work(const cuda_backend *b) {
     ASSERT(!b->capturing || !cuda_works(b));
+    device_current(b);
     return cuda_works(b);
 }
 
 static bool wait(cuda_backend *b) {
+    device_current(b);
     return cuda_works(b) && cuda_ok(b, cudaStreamSynchronize(b->stream));
 }
 
@@ -122,6 +125,57 @@ const void *cuda_upload(struct backend *base, const void *host, size_t bytes) {
 
 void cuda_upload_free(struct backend *base, const void *device) {
     cuda_free(base, const_cast<void *>(device));
+}
+
+// ---- host arrays of operations ---------------------------------------------------------------
+
+bool bring_open(cuda_backend *b, size_t piece_bytes) {
+    bring_ring *r = &b->bring;
+    bring_close(b);
+    r->slot_bytes = round_up(piece_bytes, 256);
+    if (cudaMallocHost((void **)&r->host, BRING_SLOTS * r->slot_bytes) != cudaSuccess ||
+        cudaMalloc((void **)&r->device, BRING_SLOTS * r->slot_bytes) != cudaSuccess)
+        return false;
+    for (cudaEvent_t &read : r->read)
+        if (cudaEventCreateWithFlags(&read, cudaEventDisableTiming) != cudaSuccess)
+            return false;
+    return true;
+}
+
+void bring_close(cuda_backend *b) {
+    bring_ring *r = &b->bring;
+    (void)cudaFreeHost(r->host);
+    (void)cudaFree(r->device);
+    for (cudaEvent_t read : r->read)
+        if (read)
+            (void)cudaEventDestroy(read);
+    *r = bring_ring{};
+}
+
+// Slots are used in turn. A copy runs after the kernels that were launched before it, so those that
+// read the slot's last piece are done with it; the event says the same of the last copy.
+const void *cuda_bring(cuda_backend *b, const void *host, size_t bytes) {
+    bring_ring *r = &b->bring;
+    if (!cuda_works(b))
+        return nullptr;
+    if (b->capturing) {
+        kvasir_error err;
+        fail(&err, KVASIR_ERR_UNSUPPORTED,
+             "CUDA: an operation with an array in host memory cannot be part of a graph");
+        cuda_stick(b, &err);
+        return nullptr;
+    }
+    ASSERT(b->reserved && bytes <= r->slot_bytes);
+    const uint32_t slot = r->next;
+    uint8_t *pinned = r->host + slot * r->slot_bytes, *out = r->device + slot * r->slot_bytes;
+    if (!cuda_ok(b, cudaEventSynchronize(r->read[slot])))
+        return nullptr;
+    memcpy(pinned, host, bytes);
+    r->next = (slot + 1) % BRING_SLOTS;
+    if (!cuda_ok(b, cudaMemcpyAsync(out, pinned, bytes, cudaMemcpyHostToDevice, b->stream)) ||
+        !cuda_ok(b, cudaEventRecord(r->read[slot], b->stream)))
+        return nullptr;
+    return out;
 }
 
 // ---- the driver ------------------------------------------------------------------------------
@@ -222,7 +276,7 @@ static void unit_unmap(cuda_backend *b, backend_arena *a, size_t unit) {
     a->mapped[unit] = false;
 }
 
-const uint8_t *arena_base(const struct backend_arena *a) {
+uint8_t *arena_base(const struct backend_arena *a) {
     return a->base;
 }
 

@@ -1,58 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-// product.cu: matmul, y = x . w^T for weights of 4 bits (Q4_0, AFFINE4), exact integers inside
-// blocks of 32 inputs, float32 between them.
+// product.cu: matmul, y = x . w^T, for every form of a matrix (product.cuh); weights.cu makes them.
 //
-// Weights are on the m side of mma.m16n8k32, tokens on the n side: 8 columns are 8 rows of x
-// (act_bits 8) or 4 rows x 2 planes (act_bits 16: code = 128 * high + low, column 2 * row is the
-// high plane). A lane is (r, q) = (lane / 4, lane % 4).
-//
-//     weights     [16 outputs][pair of blocks][lane] 16 bytes: a word for both blocks, rows r and
-//                 r + 8; byte i holds code k = 4q + i (low nibble) and k = 16 + 4q + i (high)
-//     scales      [16 outputs][4 groups][r] 16 bytes: of each group for rows r and r + 8; biases
-//                 after them likewise. Padded with zeros to 16 outputs, pairs, four groups.
-//     activations [8 columns][pair][lane] 16 bytes: for both blocks the inputs 4q.. and 16 + 4q..
-//                 of column r; beside them scales and sums, in a lane's order (struct act_view)
-//
-// A block of threads makes 16 outputs of up to 64 rows. A warp goes over a run of 512 inputs, whose
-// weights it loads all at once; runs are at absolute multiples, and their sums meet in shared
-// memory and are added in order:
+// A block of threads makes 16 outputs of up to 64 rows. A warp goes over a run of 512 inputs; runs
+// are at absolute multiples, and their sums meet in shared memory and are added in order:
 //
 //     k:     | run 0 | run 1 | ... | run W | ...          W warps
 //     warp     0       1             0                     -> part[run][row][output] -> y
 //
 // A first kernel rounds x into scratch. From compute capability 9.0 on, the product starts
-// before it ends, and has started to load weights when it waits for it.
-// Scratch (cuda_backend.act): product_scratch_bytes_cuda(max_rows, max_inputs), which for the most
-// rows and inputs, rounded up to 8 and 64, is 2 bytes a code and 8 a block of 32.
+// before it ends, and HALVES have started to load weights when it waits for it.
+// Scratch (cuda_backend.act): product_scratch_bytes_cuda(max_rows, max_inputs).
+//
+// float32 matrices (SINGLES) are multiplied as they are: a warp makes an output of up to 8 rows,
+// lane l inputs l, l + 32, ..., each one fmaf; then the lanes' sums in one tree.
+//
+// Experts: item i multiplies row i / per_row of x with matrix table[choice[i]].
 //
 // Invariants:
-//   * the float operations of an output, in order: for each block of its run
-//         acc = fmaf(d * scale_b, dot, acc), and if affine  acc = fmaf(bias, sum_b, acc)
-//     then the runs' sums in order from 0, then + bias of the product. None of it depends on the
-//     number of rows, on n or on other outputs
-//   * dot is exact: at most 32 * 15 * 16256 < 2^24, so it is exact as a float32, too
+//   * the float operations of an output, in order: those of its runs (product.cuh), the runs' sums
+//     in order from 0, then + bias of the product. None of it depends on the number of rows, on n
+//     or on other outputs
+//   * dots are exact as integers. As float32, too, with codes of 4 bits (32 * 15 * 16256 < 2^24) or
+//     activations of 8; else they are rounded once
 //   * Q4_0's codes are code - 8: the sums start at -8 times the sum of the activations' codes
 //   * activations become codes as in act_pack_ref (cpu/ref/product.c)
+#include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <cuda_fp16.h>
 
-#include "backend/cuda/internal.cuh"
-#include "backend/cuda/mma.cuh"
-
-struct backend_weight {
-    uint32_t n, k;
-    uint32_t group; // inputs that share a scale
-    bool affine, bf16;
-    uint8_t *data;                    // device: codes, then scales, then biases
-    size_t scale_offset, bias_offset; // bytes
-    uint32_t tiles, pairs, quads;     // 16 outputs; 64 inputs; four groups (of a tile)
-};
+#include "backend/cuda/product.cuh"
 
 namespace {
 
-enum { BLOCK = 32, PAIR = 64, RUN = 512, RUN_PAIRS = RUN / PAIR, TILE_OUTPUTS = 16 };
-enum { CHUNK_ROWS = 64, WARPS_MAX = 8, LANE_BYTES = 16 };
+enum { CHUNK_ROWS = 64, WARPS_MAX = 8 };
 enum { CODE_MAX_8 = 127, CODE_MAX_16 = 16256 }; // ACT8_MAX, ACT16_MAX of cpu/kernels.h
 constexpr float TINY = 1e-30f;                  // ACT_TINY
 
@@ -62,24 +41,6 @@ inline uint32_t ceil_div(uint32_t a, uint32_t b) {
 
 // ---- activations -----------------------------------------------------------------------------
 
-// Rows of x that share an mma's 8 columns.
-template <int BITS> constexpr uint32_t tile_rows = BITS == 8 ? 8 : 4;
-
-// What a block of 32 inputs adds beside its codes. `a` depends on the type of the weight: the
-// block's sum, scale * (sum of codes), or for Q4_0 the integer -8 * (sum of codes).
-//     8:   [row tile][pair][block][q]  scale, scale, a, a of rows 2q and 2q + 1
-//     16:  [row tile][pair][q]         scale, a of row q in the first block, then in the second
-struct act_view {
-    const uint4 *codes, *sides;
-};
-
-template <int BITS>
-__host__ __device__ inline act_view act_at(void *scratch, uint32_t rows, uint32_t pairs) {
-    uint32_t tiles = (rows + tile_rows<BITS> - 1) / tile_rows<BITS>;
-    const uint4 *codes = (const uint4 *)scratch;
-    return {codes, codes + (size_t)tiles * pairs * 32};
-}
-
 // A thread rounds four inputs; eight lanes share a block. Rows after the last, up to the column
 // tile, and the block after the last, up to the pair, become zeros.
 template <int BITS>
@@ -87,14 +48,14 @@ __global__ void __launch_bounds__(256) pack_kernel(const float *x, uint32_t rows
                                                    uint32_t pairs, bool affine, act_view out) {
     constexpr int CODE_MAX = BITS == 8 ? CODE_MAX_8 : CODE_MAX_16;
     constexpr uint32_t ROWS = tile_rows<BITS>;
-    kernel_comes();
+    kernel_begins();
     const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; // whole warps: 16 i's are a pair
     const uint32_t fours = pairs * (PAIR / 4), row = (uint32_t)(i / fours);
     const uint32_t four = (uint32_t)(i % fours), tile = row / ROWS, in_tile = row % ROWS;
     const bool inside = row < rows && four * 4 < k;
     float4 v = make_float4(0, 0, 0, 0);
     if (inside)
-        v = __ldg((const float4 *)(x + (size_t)row * k) + four);
+        v = *((const float4 *)(x + (size_t)row * k) + four); // no __ldg: kernel_waits
     // As integers, magnitudes order like floats, with NaN above infinity.
     uint32_t m = max(max(__float_as_uint(v.x) & 0x7fffffffu, __float_as_uint(v.y) & 0x7fffffffu),
                      max(__float_as_uint(v.z) & 0x7fffffffu, __float_as_uint(v.w) & 0x7fffffffu));
@@ -149,170 +110,64 @@ __global__ void __launch_bounds__(256) pack_kernel(const float *x, uint32_t rows
     }
 }
 
+// A warp splits 512 inputs of a row into two planes of f16 or bf16: x = 2^e * (high + low). f16 has
+// 2^e <= max |x| < 2^(e + 1), as far as float32 can; bf16 has float32's exponents and needs none.
+// Lane l has step l % 4 (16 inputs) of pair l / 4.
+template <bool BF>
+__global__ void __launch_bounds__(256)
+    split_kernel(const float *x, uint32_t rows, uint32_t k, uint32_t pairs, act_view out) {
+    kernel_begins();
+    const uint32_t runs = (pairs + RUN_PAIRS - 1) / RUN_PAIRS, lane = threadIdx.x % 32;
+    const size_t warp = ((size_t)blockIdx.x * 256 + threadIdx.x) / 32;
+    const uint32_t row = (uint32_t)(warp / runs), run = (uint32_t)(warp % runs);
+    if (row >= (rows + 3) / 4 * 4)
+        return;
+    const uint32_t pair = run * RUN_PAIRS + lane / 4, first = pair * PAIR + lane % 4 * 16;
+    float v[16];
+    uint32_t m = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 16; i++) {
+        v[i] = row < rows && first + i < k ? x[(size_t)row * k + first + i] : 0.f;
+        m = max(m, __float_as_uint(v[i]) & 0x7fffffffu);
+    }
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2)
+        m = max(m, __shfl_xor_sync(~0u, m, step));
+    float unit = 1, power = 1; // 2^e, 2^-e
+    if (!BF && m >= 0x7f800000u) {
+        unit = __uint_as_float(0x7fc00000u);
+        power = 0;
+    } else if (!BF && m != 0) {
+        const uint32_t e = min(max(m & 0x7f800000u, 1u << 23), 0x7e800000u);
+        unit = __uint_as_float(e);
+        power = __uint_as_float(0x7f000000u - e);
+    }
+    const uint32_t runs_at = (row / 4 * runs + run) * 4 + row % 4;
+    if (lane == 0)
+        ((float *)out.sides)[runs_at] = unit;
+    if (pair >= pairs)
+        return;
+    uint2 *words = (uint2 *)out.codes +
+                   (((size_t)(row / 4) * pairs + pair) * 2 + lane % 4 / 2) * 64 + lane % 2;
+#pragma unroll
+    for (uint32_t q = 0; q < 4; q++) {
+        float high[4], low[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const float scaled = power == 0 ? 0.f : v[i / 2 * 8 + 2 * q + i % 2] * power;
+            high[i] = BF ? __bfloat162float(__float2bfloat16_rn(scaled))
+                         : __half2float(__float2half_rn(scaled));
+            low[i] = scaled - high[i];
+        }
+        const uint32_t column = 2 * (row % 4);
+        words[(column * 4 + q) * 2] =
+            make_uint2(pack_half2<BF>(high[0], high[1]), pack_half2<BF>(high[2], high[3]));
+        words[((column + 1) * 4 + q) * 2] =
+            make_uint2(pack_half2<BF>(low[0], low[1]), pack_half2<BF>(low[2], low[3]));
+    }
+}
+
 // ---- the product -----------------------------------------------------------------------------
-
-struct product_args {
-    const uint8_t *weights;
-    size_t scale_offset, bias_offset;
-    uint32_t n, pairs, quads;
-    bool bf16;
-    act_view act;
-    uint32_t rows;
-    const float *bias;
-    float *y;
-};
-
-// Weights are read once: past L1.
-__device__ __forceinline__ uint4 load_once(const void *p) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-
-// The two scalars of a word: of rows r and r + 8.
-__device__ __forceinline__ float2 two_scalars(uint32_t v, bool bf16) {
-    if (bf16)
-        return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
-    return make_float2(__half2float(__ushort_as_half((unsigned short)(v & 0xffffu))),
-                       __half2float(__ushort_as_half((unsigned short)(v >> 16))));
-}
-
-// The weights of a run, in registers. Affine: AFFINE; a group is GROUP inputs.
-template <int GROUP, bool AFFINE> struct run_weights {
-    static constexpr int QUADS = RUN / GROUP / 4;
-    uint4 codes[RUN_PAIRS], scales[QUADS], biases[AFFINE ? QUADS : 1];
-};
-
-template <int GROUP, bool AFFINE>
-__device__ __forceinline__ void load_run(const product_args &a, uint32_t tile, uint32_t run,
-                                         uint32_t lane, run_weights<GROUP, AFFINE> &w) {
-    constexpr uint32_t QUADS = run_weights<GROUP, AFFINE>::QUADS;
-    const uint4 *codes = (const uint4 *)a.weights + ((size_t)tile * a.pairs) * 32 + lane;
-#pragma unroll
-    for (uint32_t p = 0; p < RUN_PAIRS; p++)
-        if (run * RUN_PAIRS + p < a.pairs)
-            w.codes[p] = load_once(codes + (size_t)(run * RUN_PAIRS + p) * 32);
-    const size_t at = ((size_t)tile * a.quads) * 8 + lane / 4;
-    const uint4 *scales = (const uint4 *)(a.weights + a.scale_offset) + at;
-    const uint4 *biases = (const uint4 *)(a.weights + a.bias_offset) + at;
-#pragma unroll
-    for (uint32_t i = 0; i < QUADS; i++)
-        if (run * QUADS + i < a.quads) {
-            w.scales[i] = load_once(scales + (size_t)(run * QUADS + i) * 8);
-            if (AFFINE)
-                w.biases[i] = load_once(biases + (size_t)(run * QUADS + i) * 8);
-        }
-}
-
-// acc of a lane: act 8 {row 2q, row 2q + 1 of output r, then of output r + 8}; act 16 {row q of
-// output r, of output r + 8}.
-template <int BITS> constexpr int lane_outputs = BITS == 8 ? 4 : 2;
-
-template <bool AFFINE>
-__device__ __forceinline__ void add_block_8(const uint32_t (&w)[4], uint32_t b0, uint32_t b1,
-                                            uint4 side, float2 d, float2 m, float (&acc)[4]) {
-    int dot[4] = {0, 0, 0, 0};
-    if (!AFFINE) {
-        dot[0] = dot[2] = (int)side.z;
-        dot[1] = dot[3] = (int)side.w;
-    }
-    mma_u8s8(dot, w, b0, b1);
-    float s0 = __uint_as_float(side.x), s1 = __uint_as_float(side.y);
-    acc[0] = fmaf(d.x * s0, (float)dot[0], acc[0]);
-    acc[1] = fmaf(d.x * s1, (float)dot[1], acc[1]);
-    acc[2] = fmaf(d.y * s0, (float)dot[2], acc[2]);
-    acc[3] = fmaf(d.y * s1, (float)dot[3], acc[3]);
-    if (AFFINE) {
-        float a0 = __uint_as_float(side.z), a1 = __uint_as_float(side.w);
-        acc[0] = fmaf(m.x, a0, acc[0]);
-        acc[1] = fmaf(m.x, a1, acc[1]);
-        acc[2] = fmaf(m.y, a0, acc[2]);
-        acc[3] = fmaf(m.y, a1, acc[3]);
-    }
-}
-
-template <bool AFFINE>
-__device__ __forceinline__ void add_block_16(const uint32_t (&w)[4], uint32_t b0, uint32_t b1,
-                                             uint32_t scale, uint32_t a, float2 d, float2 m,
-                                             float (&acc)[2]) {
-    int dot[4] = {0, 0, 0, 0};
-    if (!AFFINE)
-        dot[1] = dot[3] = (int)a; // the low planes' sums: they count once
-    mma_u8s8(dot, w, b0, b1);
-    float s = __uint_as_float(scale);
-    acc[0] = fmaf(d.x * s, (float)(128 * dot[0] + dot[1]), acc[0]);
-    acc[1] = fmaf(d.y * s, (float)(128 * dot[2] + dot[3]), acc[1]);
-    if (AFFINE) {
-        acc[0] = fmaf(m.x, __uint_as_float(a), acc[0]);
-        acc[1] = fmaf(m.y, __uint_as_float(a), acc[1]);
-    }
-}
-
-// One column tile, both blocks of a pair. `loads`: this lane's column is a row of x.
-template <int BITS, bool AFFINE>
-__device__ __forceinline__ void add_pair(const act_view &act, size_t at, uint32_t lane, bool loads,
-                                         const uint32_t (&w)[2][4], const float2 (&d)[2],
-                                         const float2 (&m)[2], float (&acc)[lane_outputs<BITS>]) {
-    uint4 b = make_uint4(0, 0, 0, 0);
-    if (loads)
-        b = act.codes[at * 32 + lane];
-    if constexpr (BITS == 8) {
-        uint4 side0 = act.sides[at * 8 + lane % 4];
-        uint4 side1 = act.sides[at * 8 + 4 + lane % 4];
-        add_block_8<AFFINE>(w[0], b.x, b.y, side0, d[0], m[0], acc);
-        add_block_8<AFFINE>(w[1], b.z, b.w, side1, d[1], m[1], acc);
-    } else {
-        uint4 side = act.sides[at * 4 + lane % 4];
-        add_block_16<AFFINE>(w[0], b.x, b.y, side.x, side.y, d[0], m[0], acc);
-        add_block_16<AFFINE>(w[1], b.z, b.w, side.z, side.w, d[1], m[1], acc);
-    }
-}
-
-// A run of inputs: acc[t] of every column tile, from 0.
-template <int GROUP, bool AFFINE, int BITS, int TILES>
-__device__ __forceinline__ void add_run(const product_args &a, uint32_t tile, uint32_t run,
-                                        uint32_t row0, uint32_t lane,
-                                        float (&acc)[TILES][lane_outputs<BITS>]) {
-    constexpr uint32_t ROWS = tile_rows<BITS>;
-    const uint32_t rows = min(a.rows - row0, ROWS * TILES), row_tiles = (rows + ROWS - 1) / ROWS;
-    // columns of x: rows, or two planes of them
-    const uint32_t columns = BITS == 8 ? rows : 2 * rows, r = lane / 4;
-    run_weights<GROUP, AFFINE> w;
-    load_run(a, tile, run, lane, w);
-    kernel_waits();
-#pragma unroll
-    for (int t = 0; t < TILES; t++)
-#pragma unroll
-        for (int i = 0; i < lane_outputs<BITS>; i++)
-            acc[t][i] = 0;
-#pragma unroll
-    for (uint32_t p = 0; p < RUN_PAIRS; p++) {
-        if (run * RUN_PAIRS + p >= a.pairs)
-            break;
-        uint32_t codes[2][4];
-        float2 d[2], m[2];
-#pragma unroll
-        for (uint32_t h = 0; h < 2; h++) {
-            const uint32_t g = (p * 2 + h) * BLOCK / GROUP;
-            uint32_t x = h ? w.codes[p].z : w.codes[p].x, y = h ? w.codes[p].w : w.codes[p].y;
-            codes[h][0] = x & 0x0f0f0f0fu;
-            codes[h][1] = y & 0x0f0f0f0fu;
-            codes[h][2] = x >> 4 & 0x0f0f0f0fu;
-            codes[h][3] = y >> 4 & 0x0f0f0f0fu;
-            d[h] = two_scalars(word_of(w.scales[g / 4], g % 4), AFFINE && a.bf16);
-            m[h] =
-                AFFINE ? two_scalars(word_of(w.biases[g / 4], g % 4), a.bf16) : make_float2(0, 0);
-        }
-#pragma unroll
-        for (uint32_t t = 0; t < TILES; t++)
-            if (t < row_tiles) {
-                size_t at = (size_t)(row0 / ROWS + t) * a.pairs + run * RUN_PAIRS + p;
-                add_pair<BITS, AFFINE>(a.act, at, lane, t * 8 + r < columns, codes, d, m, acc[t]);
-            }
-    }
-}
 
 // Sums of runs that wait to be added: [run][row][PART_STRIDE]. The stride keeps the four rows that
 // a warp writes at a time in different banks.
@@ -338,224 +193,233 @@ __device__ __forceinline__ void keep_run(float *part, uint32_t lane,
     }
 }
 
-// grid: [16 outputs][64 rows]. Few rows: two blocks a multiprocessor at least, so that enough
-// weights are on their way.
-template <int GROUP, bool AFFINE, int BITS, int TILES>
-__global__ void __launch_bounds__(WARPS_MAX * 32, TILES == 1 ? 2 : 1)
-    product_kernel(const product_args a) {
-    constexpr uint32_t ROWS = tile_rows<BITS> * TILES;
-    // runs between two meetings of the warps: what fits into 40 KB
-    constexpr uint32_t SLOTS = ROWS <= 8 ? 32 : ROWS <= 32 ? 16 : 8;
-    static_assert(ROWS <= CHUNK_ROWS && SLOTS >= WARPS_MAX, "a slot for each warp");
-    __shared__ float part[SLOTS][ROWS * PART_STRIDE];
-    __shared__ float total[ROWS * TILE_OUTPUTS];
+// What a block of threads makes: rows [row0 + first, row0 + end) of x, into rows from y_row on.
+struct block_rows {
+    uint32_t row0, first, end, y_row;
+};
+
+// 16 outputs of these rows; `part` and `total` are shared.
+template <class F, int TILES, int SLOTS>
+__device__ __forceinline__ void
+make_outputs(const product_args &a, const weight_view &v, uint32_t tile, const block_rows &b,
+             float (&part)[SLOTS][tile_rows<F::BITS> * TILES * PART_STRIDE],
+             float (&total)[tile_rows<F::BITS> * TILES * TILE_OUTPUTS]) {
+    constexpr int BITS = F::BITS;
+    constexpr uint32_t ROWS = tile_rows<BITS> * TILES, PLANES = BITS == 8 ? 1 : 2;
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const uint32_t tile = blockIdx.x, row0 = blockIdx.y * CHUNK_ROWS;
-    const uint32_t runs = (a.pairs + RUN_PAIRS - 1) / RUN_PAIRS;
+    const uint32_t runs = (v.pairs + RUN_PAIRS - 1) / RUN_PAIRS;
+    const columns c = {b.row0, b.first * PLANES, b.end * PLANES,
+                       (b.end + tile_rows<BITS> - 1) / tile_rows<BITS>};
     for (uint32_t first = 0; first < runs; first += SLOTS) {
         const uint32_t end = min(first + SLOTS, runs);
         for (uint32_t run = first + warp; run < end; run += warps) {
             float acc[TILES][lane_outputs<BITS>];
-            add_run<GROUP, AFFINE, BITS, TILES>(a, tile, run, row0, lane, acc);
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+#pragma unroll
+                for (int i = 0; i < lane_outputs<BITS>; i++)
+                    acc[t][i] = 0;
+            F::template add_run<TILES>(v, a.act, tile, run, c, lane, acc);
             keep_run<BITS, TILES>(part[run - first], lane, acc);
         }
         __syncthreads();
         for (uint32_t i = threadIdx.x; i < ROWS * TILE_OUTPUTS; i += blockDim.x) {
             const uint32_t row = i / TILE_OUTPUTS, output = i % TILE_OUTPUTS;
             const uint32_t j = tile * TILE_OUTPUTS + output;
-            if (row0 + row >= a.rows || j >= a.n)
+            if (row < b.first || row >= b.end || j >= v.n)
                 continue;
             float sum = first == 0 ? 0 : total[i]; // this thread's own
             for (uint32_t run = first; run < end; run++)
                 sum += part[run - first][row * PART_STRIDE + output];
             total[i] = sum;
             if (end == runs)
-                a.y[(size_t)(row0 + row) * a.n + j] = a.bias ? sum + a.bias[j] : sum;
+                a.y[(size_t)(b.y_row + row - b.first) * v.n + j] = a.bias ? sum + a.bias[j] : sum;
         }
         __syncthreads(); // before the slots are written again
     }
+}
+
+// grid: [16 outputs][64 rows]. Few rows: two blocks a multiprocessor at least, so that enough
+// weights are on their way.
+template <class F, int TILES>
+__global__ void __launch_bounds__(WARPS_MAX * 32, TILES == 1 ? 2 : 1)
+    product_kernel(const product_args a) {
+    constexpr uint32_t ROWS = tile_rows<F::BITS> * TILES;
+    // runs between two meetings of the warps: what fits into 40 KB
+    constexpr uint32_t SLOTS = ROWS <= 8 ? 32 : ROWS <= 32 ? 16 : 8;
+    static_assert(ROWS <= CHUNK_ROWS && SLOTS >= WARPS_MAX, "a slot for each warp");
+    __shared__ float part[SLOTS][ROWS * PART_STRIDE];
+    __shared__ float total[ROWS * TILE_OUTPUTS];
+    kernel_comes();
+    const uint32_t row0 = blockIdx.y * CHUNK_ROWS;
+    make_outputs<F, TILES>(a, a.w, blockIdx.x, {row0, 0, min(a.rows - row0, ROWS), row0}, part,
+                           total);
+}
+
+// grid: [item][16 outputs], in x. a.w: the shape that all matrices of the table have.
+template <class F>
+__global__ void __launch_bounds__(WARPS_MAX * 32, 2) chosen_kernel(const product_args a) {
+    constexpr uint32_t ROWS = tile_rows<F::BITS>, SLOTS = 32;
+    __shared__ float part[SLOTS][ROWS * PART_STRIDE];
+    __shared__ float total[ROWS * TILE_OUTPUTS];
+    kernel_begins();
+    const uint32_t tiles = (a.w.n + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
+    const uint32_t item = blockIdx.x / tiles, tile = blockIdx.x % tiles, row = item / a.per_row;
+    const uint32_t chosen = a.choice[item], in_tile = row % ROWS;
+    const weight_view v = a.table[chosen];
+    product_args own = a;
+    own.bias = a.bias ? a.bias + (size_t)chosen * v.n : nullptr;
+    make_outputs<F, 1>(own, v, tile, {row - in_tile, in_tile, in_tile + 1, item}, part, total);
+}
+
+// ---- float32 matrices ------------------------------------------------------------------------
+
+enum { SINGLE_ROWS = 8, SINGLE_WARPS = 8 };
+
+// One output of rows [row0, row0 + rows), by a warp; rows are at most SINGLE_ROWS.
+__device__ __forceinline__ void single_output(const float *w, const float *x, uint32_t rows,
+                                              uint32_t k, float (&sum)[SINGLE_ROWS]) {
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < SINGLE_ROWS; r++)
+        sum[r] = 0;
+    for (uint32_t i = lane; i < k; i += 32) {
+        const float v = w[i];
+#pragma unroll
+        for (uint32_t r = 0; r < SINGLE_ROWS; r++)
+            if (r < rows)
+                sum[r] = fmaf(v, x[(size_t)r * k + i], sum[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < SINGLE_ROWS; r++)
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2)
+            sum[r] += __shfl_xor_sync(~0u, sum[r], step);
+}
+
+// grid: [8 outputs][8 rows], in x by rows.
+__global__ void __launch_bounds__(SINGLE_WARPS * 32)
+    single_kernel(const product_args a, const float *x) {
+    kernel_begins();
+    const uint32_t blocks = (a.w.n + SINGLE_WARPS - 1) / SINGLE_WARPS;
+    const uint32_t j = blockIdx.x % blocks * SINGLE_WARPS + threadIdx.x / 32;
+    const uint32_t row0 = blockIdx.x / blocks * SINGLE_ROWS;
+    const uint32_t rows = min(a.rows - row0, (uint32_t)SINGLE_ROWS);
+    float sum[SINGLE_ROWS];
+    if (j >= a.w.n)
+        return;
+    single_output((const float *)a.w.codes + (size_t)j * a.w.k, x + (size_t)row0 * a.w.k, rows,
+                  a.w.k, sum);
+    if (threadIdx.x % 32 == 0)
+#pragma unroll
+        for (uint32_t r = 0; r < SINGLE_ROWS; r++)
+            if (r < rows)
+                a.y[(size_t)(row0 + r) * a.w.n + j] = a.bias ? sum[r] + a.bias[j] : sum[r];
+}
+
+__global__ void __launch_bounds__(SINGLE_WARPS * 32)
+    single_chosen_kernel(const product_args a, const float *x) {
+    kernel_begins();
+    const uint32_t blocks = (a.w.n + SINGLE_WARPS - 1) / SINGLE_WARPS;
+    const uint32_t j = blockIdx.x % blocks * SINGLE_WARPS + threadIdx.x / 32;
+    const uint32_t item = blockIdx.x / blocks, chosen = a.choice[item];
+    float sum[SINGLE_ROWS];
+    if (j >= a.w.n)
+        return;
+    single_output((const float *)a.table[chosen].codes + (size_t)j * a.w.k,
+                  x + (size_t)(item / a.per_row) * a.w.k, 1, a.w.k, sum);
+    if (threadIdx.x % 32 == 0)
+        a.y[(size_t)item * a.w.n + j] =
+            a.bias ? sum[0] + a.bias[(size_t)chosen * a.w.n + j] : sum[0];
 }
 
 // ---- launches --------------------------------------------------------------------------------
 
 using product_fn = void (*)(const product_args);
 
-// The kernel with the fewest column tiles that hold the rows of a chunk.
-template <int GROUP, bool AFFINE, int BITS> product_fn kernel_for(uint32_t rows) {
-    const uint32_t tiles = ceil_div(rows, tile_rows<BITS>);
-    return tiles <= 1   ? product_kernel<GROUP, AFFINE, BITS, 1>
-           : tiles <= 4 ? product_kernel<GROUP, AFFINE, BITS, 4>
-                        : product_kernel<GROUP, AFFINE, BITS, CHUNK_ROWS / tile_rows<BITS>>;
+// The kernel with the fewest column tiles that hold the rows of a chunk; chosen: the experts'.
+template <class F> product_fn kernel_for(uint32_t rows, bool chosen) {
+    const uint32_t tiles = ceil_div(rows, tile_rows<F::BITS>);
+    return chosen       ? chosen_kernel<F>
+           : tiles <= 1 ? product_kernel<F, 1>
+           : tiles <= 4 ? product_kernel<F, 4>
+                        : product_kernel<F, CHUNK_ROWS / tile_rows<F::BITS>>;
 }
 
-template <int BITS> product_fn kernel_for(const backend_weight *w, uint32_t rows) {
-    return !w->affine       ? kernel_for<32, false, BITS>(rows)
-           : w->group == 32 ? kernel_for<32, true, BITS>(rows)
-           : w->group == 64 ? kernel_for<64, true, BITS>(rows)
-                            : kernel_for<128, true, BITS>(rows);
+template <int BITS> product_fn kernel_for(const weight_view &w, uint32_t rows, bool chosen) {
+    if (w.form == HALVES)
+        return !w.biased       ? kernel_for<Halves<32, false, BITS>>(rows, chosen)
+               : w.group == 32 ? kernel_for<Halves<32, true, BITS>>(rows, chosen)
+               : w.group == 64 ? kernel_for<Halves<64, true, BITS>>(rows, chosen)
+                               : kernel_for<Halves<128, true, BITS>>(rows, chosen);
+    if (w.form == NIBBLES)
+        return kernel_for<Codes<true, 32, true, BITS>>(rows, chosen);
+    if (w.form == FLOATS)
+        return w.bf16 ? kernel_for<Floats<true>>(rows, chosen)
+                      : kernel_for<Floats<false>>(rows, chosen);
+    if (w.group < BLOCK)
+        return w.biased ? kernel_for<Codes<false, 16, true, BITS>>(rows, chosen)
+                        : kernel_for<Codes<false, 16, false, BITS>>(rows, chosen);
+    return w.biased ? kernel_for<Codes<false, 32, true, BITS>>(rows, chosen)
+                    : kernel_for<Codes<false, 32, false, BITS>>(rows, chosen);
 }
 
 template <int BITS>
-void product(cuda_backend *b, const float *x, uint32_t rows, const backend_weight *w,
+void pack(cuda_backend *b, const float *x, uint32_t rows, const weight_view &w, act_view act) {
+    const uint32_t padded = ceil_div(rows, tile_rows<BITS>) * tile_rows<BITS>;
+    const size_t fours = (size_t)padded * w.pairs * (PAIR / 4);
+    cuda_ok(b, launch_early(b, pack_kernel<BITS>, dim3((uint32_t)((fours + 255) / 256)), 256, 0, x,
+                            rows, w.k, w.pairs, w.biased, act));
+}
+
+// Rounds x into scratch as the matrix wants it.
+act_view round_rows(cuda_backend *b, const float *x, uint32_t rows, const weight_view &w) {
+    if (w.form != FLOATS) {
+        const act_view act =
+            b->act_bits == 8 ? act_at<8>(b->act, rows, w.pairs) : act_at<16>(b->act, rows, w.pairs);
+        b->act_bits == 8 ? pack<8>(b, x, rows, w, act) : pack<16>(b, x, rows, w, act);
+        return act;
+    }
+    const act_view act = act_floats_at(b->act, rows, w.pairs);
+    const size_t warps = (size_t)ceil_div(rows, 4) * 4 * ceil_div(w.pairs, RUN_PAIRS);
+    cuda_ok(b, launch_early(b, w.bf16 ? split_kernel<true> : split_kernel<false>,
+                            dim3((uint32_t)((warps + 7) / 8)), 256, 0, x, rows, w.k, w.pairs, act));
+    return act;
+}
+
+// Whole rounds of runs: 28 runs are 4 rounds of 7 warps, not 3 of 8 and a half.
+uint32_t product_threads(const weight_view &w) {
+    const uint32_t runs = ceil_div(w.pairs, RUN_PAIRS);
+    return 32 * ceil_div(runs, ceil_div(runs, WARPS_MAX));
+}
+
+void product(cuda_backend *b, const float *x, uint32_t rows, const weight_view &w,
              const float *bias, float *y) {
     product_args a = {};
-    a.weights = w->data;
-    a.scale_offset = w->scale_offset;
-    a.bias_offset = w->bias_offset;
-    a.n = w->n;
-    a.pairs = w->pairs;
-    a.quads = w->quads;
-    a.bf16 = w->bf16;
-    a.act = act_at<BITS>(b->act, rows, w->pairs);
+    a.w = w;
     a.rows = rows;
     a.bias = bias;
     a.y = y;
-    const uint32_t padded = ceil_div(rows, tile_rows<BITS>) * tile_rows<BITS>;
-    const size_t fours = (size_t)padded * w->pairs * (PAIR / 4);
-    pack_kernel<BITS><<<(uint32_t)((fours + 255) / 256), 256, 0, b->stream>>>(
-        x, rows, w->k, w->pairs, w->affine, a.act);
-    // Whole rounds of runs: 28 runs are 4 rounds of 7 warps, not 3 of 8 and a half.
-    const uint32_t runs = ceil_div(w->pairs, RUN_PAIRS);
-    const uint32_t warps = ceil_div(runs, ceil_div(runs, WARPS_MAX));
-    cuda_ok(b, launch_early(b, kernel_for<BITS>(w, rows),
-                            dim3(w->tiles, ceil_div(rows, CHUNK_ROWS)), 32 * warps, 0, a));
-    cuda_ok(b, cudaGetLastError());
-}
-
-// ---- weights into the order of the kernel ----------------------------------------------------
-
-const uint8_t *block_at(const weight *w, uint32_t row, uint32_t block) {
-    const size_t bytes = w->type == WEIGHT_Q4_0 ? 18 : 16;
-    return (const uint8_t *)w->data + ((size_t)row * (w->k / BLOCK) + block) * bytes;
-}
-
-// The word of lane q: byte i is code 4q + i and, in the high nibble, code 16 + 4q + i.
-uint32_t code_word(const weight *w, uint32_t row, uint32_t block, uint32_t q) {
-    const uint8_t *p = block_at(w, row, block);
-    uint32_t word = 0;
-    if (w->type == WEIGHT_Q4_0) { // stored in this order, after d
-        memcpy(&word, p + 2 + 4 * q, sizeof word);
-        return word;
+    if (w.form == SINGLES) {
+        const uint32_t blocks = ceil_div(w.n, SINGLE_WARPS) * ceil_div(rows, SINGLE_ROWS);
+        cuda_ok(b, launch_early(b, single_kernel, dim3(blocks), SINGLE_WARPS * 32, 0, a, x));
+        return;
     }
-    for (uint32_t i = 0; i < 4; i++) { // the codes in order, the first in the low nibble
-        uint32_t j = 4 * q + i;
-        uint32_t low = p[j / 2] >> (4 * (j % 2)) & 15u, high = p[8 + j / 2] >> (4 * (j % 2)) & 15u;
-        word |= (low | high << 4) << (8 * i);
-    }
-    return word;
-}
-
-// The scale (bias) of a group; GGUF's blocks hold theirs.
-uint16_t scalar_of(const weight *w, const void *scalars, uint32_t row, uint32_t group) {
-    uint16_t v;
-    if (w->type == WEIGHT_Q4_0)
-        memcpy(&v, block_at(w, row, group), sizeof v);
-    else
-        memcpy(&v, (const uint8_t *)scalars + 2 * ((size_t)row * (w->k / w->group) + group),
-               sizeof v);
-    return v;
-}
-
-void repack_codes(const weight *w, const backend_weight *to, uint8_t *out) {
-    uint32_t *words = (uint32_t *)out;
-    for (uint32_t row = 0; row < w->n; row++)
-        for (uint32_t block = 0; block < w->k / BLOCK; block++) {
-            size_t at = (size_t)(row / TILE_OUTPUTS) * to->pairs + block / 2;
-            uint32_t r = row % TILE_OUTPUTS;
-            for (uint32_t q = 0; q < 4; q++)
-                words[(at * 32 + r % 8 * 4 + q) * 4 + block % 2 * 2 + r / 8] =
-                    code_word(w, row, block, q);
-        }
-}
-
-void repack_scalars(const weight *w, const backend_weight *to, const void *scalars, uint8_t *out) {
-    uint16_t *halves = (uint16_t *)out;
-    for (uint32_t row = 0; row < w->n; row++)
-        for (uint32_t group = 0; group < w->k / to->group; group++) {
-            size_t at = (size_t)(row / TILE_OUTPUTS) * to->quads + group / 4;
-            uint32_t r = row % TILE_OUTPUTS;
-            halves[((at * 8 + r % 8) * 4 + group % 4) * 2 + r / 8] =
-                scalar_of(w, scalars, row, group);
-        }
-}
-
-kvasir_status check_weight(const weight *w, kvasir_error *err) {
-    const weight_traits *t = weight_traits_of(w->type);
-    const char *name = t ? t->name : "?";
-    if (w->type != WEIGHT_Q4_0 && w->type != WEIGHT_AFFINE4)
-        return fail(err, KVASIR_ERR_UNSUPPORTED, "weight type %s cannot be multiplied on CUDA",
-                    name);
-    if (w->type == WEIGHT_AFFINE4 && w->scalar != SCALAR_F16 && w->scalar != SCALAR_BF16)
-        return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "%s with float32 scales cannot be multiplied on CUDA", name);
-    if (w->type == WEIGHT_AFFINE4 && w->group != 32 && w->group != 64 && w->group != 128)
-        return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "%s with groups of %u cannot be multiplied on CUDA", name, w->group);
-    if (w->n == 0 || w->k == 0 || w->k % (w->type == WEIGHT_Q4_0 ? 32 : w->group) != 0)
-        return fail(err, KVASIR_ERR_ARGUMENT, "%s matrix of %u x %u", name, w->n, w->k);
-    return KVASIR_OK;
+    a.act = round_rows(b, x, rows, w);
+    const product_fn kernel =
+        b->act_bits == 8 ? kernel_for<8>(w, rows, false) : kernel_for<16>(w, rows, false);
+    cuda_ok(b,
+            launch_early(b, kernel, dim3(ceil_div(w.n, TILE_OUTPUTS), ceil_div(rows, CHUNK_ROWS)),
+                         product_threads(w), 0, a));
 }
 
 } // namespace
 
 size_t product_scratch_bytes_cuda(uint32_t max_rows, uint32_t max_inputs) {
     const size_t rows = ((size_t)max_rows + 7) / 8 * 8, pairs = ceil_div(max_inputs, PAIR);
-    return rows * pairs * (PAIR * 2 + PAIR / BLOCK * 8);
-}
-
-kvasir_status cuda_weight_put(struct backend *base, const struct weight *w,
-                              const struct backend_weight **out, kvasir_error *err) {
-    cuda_backend *b = cuda_of(base);
-    *out = nullptr;
-    TRY(check_weight(w, err));
-    backend_weight c = {};
-    c.n = w->n;
-    c.k = w->k;
-    c.affine = w->type == WEIGHT_AFFINE4;
-    c.bf16 = c.affine && w->scalar == SCALAR_BF16;
-    c.group = c.affine ? w->group : BLOCK;
-    c.tiles = ceil_div(c.n, TILE_OUTPUTS);
-    c.pairs = ceil_div(c.k, PAIR);
-    c.quads = ceil_div(c.k / c.group, 4);
-    const size_t scalars = (size_t)c.tiles * c.quads * 8 * LANE_BYTES;
-    c.scale_offset = (size_t)c.tiles * c.pairs * 32 * LANE_BYTES;
-    c.bias_offset = c.scale_offset + scalars;
-    const size_t bytes = c.bias_offset + (c.affine ? scalars : 0);
-
-    kvasir_status status = KVASIR_OK;
-    uint8_t *host = (uint8_t *)mem_calloc(bytes, 1);
-    backend_weight *made = (backend_weight *)mem_alloc(sizeof *made);
-    if (!host || !made) {
-        status = fail(err, KVASIR_ERR_MEMORY, "no memory to repack %zu bytes of weights", bytes);
-        goto done;
-    }
-    repack_codes(w, &c, host);
-    repack_scalars(w, &c, w->scales, host + c.scale_offset);
-    if (c.affine)
-        repack_scalars(w, &c, w->biases, host + c.bias_offset);
-    c.data = (uint8_t *)cuda_alloc(base, bytes);
-    if (!c.data) {
-        status = cuda_status(b, err);
-        if (status == KVASIR_OK)
-            status =
-                fail(err, KVASIR_ERR_MEMORY, "no device memory for %zu bytes of weights", bytes);
-        goto done;
-    }
-    cuda_write(base, c.data, host, bytes);
-    *made = c;
-    *out = made;
-    made = nullptr;
-done:
-    mem_free(made);
-    mem_free(host);
-    return status;
-}
-
-void cuda_weight_drop(struct backend *b, const struct backend_weight *w) {
-    if (!w)
-        return;
-    cuda_free(b, w->data);
-    mem_free(const_cast<backend_weight *>(w));
+    const size_t codes = rows * pairs * (PAIR * 2 + PAIR / BLOCK * 8);
+    const size_t floats = rows * (pairs * PAIR * 4 + ceil_div((uint32_t)pairs, RUN_PAIRS) * 4);
+    return codes > floats ? codes : floats;
 }
 
 // Each product rounds x anew into the same scratch: its first kernel waits for the last product.
@@ -566,10 +430,34 @@ void cuda_matmul(struct backend *base, const float *x, uint32_t rows,
     ASSERT(count >= 1 && count <= MATMULS_MAX);
     ASSERT(b->reserved || !cuda_works(b));
     for (uint32_t i = 0; i < count && rows > 0 && cuda_works(b); i++) {
-        ASSERT(rows <= b->limits.rows && w[i]->k <= b->limits.dim && w[i]->k == w[0]->k);
-        if (b->act_bits == 8)
-            product<8>(b, x, rows, w[i], bias[i], y[i]);
-        else
-            product<16>(b, x, rows, w[i], bias[i], y[i]);
+        const weight_view *v = weight_view_of(w[i]);
+        ASSERT(rows <= b->limits.rows && v->k <= b->limits.dim);
+        ASSERT(v->k == weight_view_of(w[0])->k);
+        product(b, x, rows, *v, bias[i], y[i]);
     }
+}
+
+void product_chosen(cuda_backend *b, const chosen_products *p, const float *x, uint32_t x_rows,
+                    uint32_t per_row, const uint32_t *choice, uint32_t items, float *y) {
+    product_args a = {};
+    a.w = p->shape;
+    a.rows = x_rows;
+    a.bias = p->bias;
+    a.y = y;
+    a.table = p->table;
+    a.choice = choice;
+    a.per_row = per_row;
+    if (items == 0 || !cuda_works(b))
+        return;
+    ASSERT(x_rows <= (size_t)b->limits.rows * std::max(b->limits.top_k, 1u));
+    if (a.w.form == SINGLES) {
+        const uint32_t blocks = ceil_div(a.w.n, SINGLE_WARPS) * items;
+        cuda_ok(b, launch_early(b, single_chosen_kernel, dim3(blocks), SINGLE_WARPS * 32, 0, a, x));
+        return;
+    }
+    a.act = round_rows(b, x, x_rows, a.w);
+    const product_fn kernel =
+        b->act_bits == 8 ? kernel_for<8>(a.w, 1, true) : kernel_for<16>(a.w, 1, true);
+    cuda_ok(b, launch_early(b, kernel, dim3(ceil_div(a.w.n, TILE_OUTPUTS) * items),
+                            product_threads(a.w), 0, a));
 }

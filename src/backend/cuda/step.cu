@@ -3,7 +3,7 @@
 // here, written into pinned memory and copied to the device in one piece, so that kernels find
 // their work by index and nothing of it passes through launch parameters.
 //
-//     tables:  | seqs | group 0: counts layouts views pages decode prefill store | group 1: ... |
+//     tables:  | seqs states | group 0: counts layouts views pages decode prefill plain store | ...
 //
 // Two ways to the same bytes:
 //
@@ -20,6 +20,14 @@
 //   STEP-4  Offsets of all arrays are multiples of 16 bytes; table_caps_most bounds every step
 //           within the limits, and the scratch of decode is made for it.
 //   STEP-5  host_tables are written only when the last copy has read them (tables_read).
+//   STEP-6  Which arithmetic a row's attention has, that of the fast kernels or the plain one's,
+//           depends on the shape of its layer group and on the formats of the pages that it sees:
+//           nothing else, so neither on other rows nor on the chunk (BACKEND-1). A row is plain if
+//           the group has heads that the fast kernels do not take, or a soft cap or sinks; or if it
+//           sees a page of a layout of which one side is TILE_FORMATS.
+//
+// Plain items: a block of tokens, and one super-run of what they see as long as these are at most
+// plain_parts_most; if there are more, everything that they see. The bits are the same.
 //
 // A bucket (of a captured step): counts of items rounded up to 2^n or 3 * 2^n, room for another
 // super-run of pages a sequence, at most the captured rows; page formats among those captured.
@@ -47,7 +55,16 @@ void table_caps_most(const cuda_backend *b, table_caps *caps) {
     caps->items[COUNT_DECODE] =
         saturate(rows * supers + 3 * std::min<uint64_t>(l->rows, rows * l->seqs));
     caps->items[COUNT_PREFILL] = l->rows;
+    caps->items[COUNT_PLAIN] = std::max(l->rows, plain_parts_most(1));
     caps->items[COUNT_STORE] = saturate(l->rows / TILE_TOKENS + 2 * (uint64_t)l->seqs);
+}
+
+// A power of two, so that a bucket of so many is not larger.
+uint32_t plain_parts_most(uint32_t kv_heads) {
+    uint32_t n = PLAIN_PARTS;
+    while (n > 1 && n * kv_heads > PLAIN_PARTS)
+        n /= 2;
+    return n;
 }
 
 template <class T> static void place(const uint8_t *base, size_t *at, size_t n, const T **out) {
@@ -60,16 +77,20 @@ size_t tables_lay_out(const backend_limits *l, const uint8_t *base, uint32_t n_s
                       const table_caps *caps, step_group *groups) {
     size_t at = 0;
     const batch_seq *seqs;
+    uint8_t *const *states;
     place(base, &at, n_seqs, &seqs);
+    place(base, &at, n_seqs, &states);
     for (uint32_t i = 0; i < l->groups; i++) {
         step_group *g = &groups[i];
         g->seqs = seqs;
+        g->states = states;
         place(base, &at, COUNTS, &g->counts);
         place(base, &at, CUDA_LAYOUTS_MAX, &g->layouts);
         place(base, &at, n_seqs, &g->views);
         place(base, &at, caps[i].pages, &g->pages);
         place(base, &at, caps[i].items[COUNT_DECODE], &g->decode);
         place(base, &at, caps[i].items[COUNT_PREFILL], &g->prefill);
+        place(base, &at, caps[i].items[COUNT_PLAIN], &g->plain);
         place(base, &at, caps[i].items[COUNT_STORE], &g->store);
     }
     return at;
@@ -95,14 +116,27 @@ struct seen_supers {
     uint32_t kept, first, end;
 };
 
-static seen_supers supers_seen(const kv_view *v, uint32_t p) {
-    uint32_t end = p / SUPER_TOKENS + 1, kept = v->keep ? (v->keep - 1) / SUPER_TOKENS + 1 : 0;
+// The same of rows at positions [p, last].
+static seen_supers supers_seen(const kv_view *v, uint32_t p, uint32_t last) {
+    uint32_t end = last / SUPER_TOKENS + 1, kept = v->keep ? (v->keep - 1) / SUPER_TOKENS + 1 : 0;
     kept = std::min(kept, end);
     return {kept, std::max(kept, window_start(v, p) / SUPER_TOKENS), end};
 }
 
+static seen_supers supers_seen(const kv_view *v, uint32_t p) {
+    return supers_seen(v, p, p);
+}
+
 static uint32_t supers_count(const seen_supers &s) {
     return s.kept + (s.end - s.first);
+}
+
+// fn(super) for each of them, in order.
+template <class Fn> static void for_supers(const seen_supers &s, Fn fn) {
+    for (uint32_t super = 0; super < s.kept; super++)
+        fn(super);
+    for (uint32_t super = s.first; super < s.end; super++)
+        fn(super);
 }
 
 // Pages [first, end) are all in the table. Numbers of dropped ones lie between the kept and the
@@ -127,6 +161,66 @@ static uint32_t pages_touched(const batch_seq *s) {
 // Of as many rows, wherever they begin.
 static uint32_t pages_touched_most(uint32_t rows) {
     return (rows + TILE_TOKENS - 2) / TILE_TOKENS + 1;
+}
+
+// ---- which rows are plain ---------------------------------------------------------------------
+
+// Rows [first, end) of a sequence, all plain or none.
+struct row_run {
+    uint32_t first, end;
+    bool plain;
+};
+
+// plain: one bit for each layout that only the plain kernel reads; all of them if the group is
+// plain as a whole.
+static bool sees_plain(const kv_view *v, uint32_t plain, uint32_t p) {
+    const uint32_t end = p / TILE_TOKENS + 1, start = window_start(v, p) / TILE_TOKENS,
+                   keep = std::min(v->keep, p), kept = (keep + TILE_TOKENS - 1) / TILE_TOKENS;
+    for (uint32_t i = start; i < end; i++)
+        if (plain >> v->pages[kv_view_index(v, i)].layout & 1)
+            return true;
+    for (uint32_t i = 0; i < std::min(kept, start); i++)
+        if (plain >> v->pages[kv_view_index(v, i)].layout & 1)
+            return true;
+    return false;
+}
+
+static row_run row_run_at(const kv_view *v, const batch_seq *s, uint32_t plain, uint32_t first) {
+    if (plain == 0 || plain == UINT32_MAX)
+        return {first, s->rows, plain != 0};
+    row_run run = {first, first + 1, sees_plain(v, plain, s->pos + first)};
+    for (; run.end < s->rows; run.end++) {
+        const uint32_t p = s->pos + run.end;
+        const bool other_pages = p % TILE_TOKENS == 0 || window_start(v, p) / TILE_TOKENS !=
+                                                             window_start(v, p - 1) / TILE_TOKENS;
+        if (other_pages && sees_plain(v, plain, p) != run.plain)
+            break;
+    }
+    return run;
+}
+
+// fn(run) for all rows of a sequence, in order. Every page that they see is in the table.
+template <class Fn>
+static void for_row_runs(const kv_view *v, const batch_seq *s, uint32_t plain, Fn fn) {
+    for (uint32_t first = 0; first < s->rows;) {
+        const row_run run = row_run_at(v, s, plain, first);
+        ASSERT(run.end > first && run.end <= s->rows);
+        fn(run);
+        first = run.end;
+    }
+}
+
+// fn(first, tokens) for the blocks of the plain kernel, of at most so many tokens.
+template <class Fn> static void for_plain_blocks(const row_run &run, uint32_t most, Fn fn) {
+    for (uint32_t first = run.first, tokens; first < run.end; first += tokens) {
+        tokens = std::min(most, run.end - first);
+        fn(first, tokens);
+    }
+}
+
+static uint32_t plain_tokens(uint32_t gqa) {
+    ASSERT(gqa <= PLAIN_COLUMNS);
+    return PLAIN_COLUMNS / gqa;
 }
 
 // ---- formats ---------------------------------------------------------------------------------
@@ -156,35 +250,21 @@ static bool tile_format_of(const tile_layout *l, bool key, uint8_t *out) {
     return false;
 }
 
-// The formats of a layout as kernels branch on them.
-static kvasir_status layout_formats(const page_layout *from, dev_layout *to, kvasir_error *err) {
-    char k[24], v[24];
-    if (from->centred)
-        return fail(err, KVASIR_ERR_UNSUPPORTED, "CUDA: pages with centred keys are not supported");
-    if (!tile_format_of(&from->k, true, &to->k))
-        return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "CUDA: K pages of format %s are not supported: f16, bf16, or 8 or 4 bits in "
-                    "groups of 64 or 32",
-                    kv_format_name(from->k.format, k));
-    if (!tile_format_of(&from->v, false, &to->v))
-        return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "CUDA: V pages of format %s are not supported: f16, bf16, or 8, 4 or 2 bits in "
-                    "groups of 64 or 32",
-                    kv_format_name(from->v.format, v));
-    ASSERT(to->k < TILE_FORMATS && to->v < TILE_FORMATS);
-    return KVASIR_OK;
+kvasir_status check_head_dim(uint32_t dims, kvasir_error *err) {
+    if (dims > 0 && dims % 4 == 0 && dims <= HEAD_DIM_MAX)
+        return KVASIR_OK;
+    return fail(err, KVASIR_ERR_UNSUPPORTED,
+                "CUDA: heads of %u dims are not supported: a multiple of 4 up to %d", dims,
+                HEAD_DIM_MAX);
 }
 
 kvasir_status cuda_check_layout(const struct backend *b, const struct page_layout *l,
                                 kvasir_error *err) {
     (void)b;
-    dev_layout formats;
-    if (!head_dim_supported(l->k.head_dim))
-        return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "CUDA: heads of %u dims are not supported: 64, 128 or 256", l->k.head_dim);
-    return layout_formats(l, &formats, err);
+    return check_head_dim(l->k.head_dim, err);
 }
 
+// What kernels branch on. A side that only the plain ones know is TILE_FORMATS.
 static kvasir_status layout_convert(const backend_limits *l, uint32_t group,
                                     const page_layout *from, dev_layout *to, kvasir_error *err) {
     const auto &shape = l->group[group];
@@ -194,12 +274,19 @@ static kvasir_status layout_convert(const backend_limits *l, uint32_t group,
                     "CUDA: pages of %u KV heads of %u dims in layer group %u, which was reserved "
                     "for %u of %u",
                     from->kv_heads, from->k.head_dim, group, shape.kv_heads, shape.head_dim);
-    TRY(layout_formats(from, to, err));
+    const bool fast = head_dim_fast(shape.head_dim);
+    if (!fast || from->centred || !tile_format_of(&from->k, true, &to->k))
+        to->k = TILE_FORMATS;
+    if (!fast || !tile_format_of(&from->v, false, &to->v))
+        to->v = TILE_FORMATS;
     to->k_bf16 = from->k.format.scalar == SCALAR_BF16;
     to->v_bf16 = from->v.format.scalar == SCALAR_BF16;
     to->k_bytes = from->k.bytes;
     to->head_bytes = from->head_bytes;
     to->layer_bytes = from->layer_bytes;
+    to->k_stored = from->k.format;
+    to->v_stored = from->v.format;
+    to->centred = from->centred;
     return KVASIR_OK;
 }
 
@@ -209,7 +296,9 @@ static kvasir_status layout_convert(const backend_limits *l, uint32_t group,
 struct group_need {
     uint64_t pages, items[COUNTS];
     uint64_t store_most; // store items of the same rows at any positions
-    uint32_t k_formats, v_formats, prefill_tokens, layers;
+    uint32_t k_formats, v_formats, stores, prefill_tokens, layers;
+    uint32_t plain; // layouts of plain rows, one bit each (row_run_at)
+    bool plain_split;
     dev_layout layouts[CUDA_LAYOUTS_MAX]; // those that no page has are zero
 };
 
@@ -246,7 +335,11 @@ static uint32_t layouts_used(const kv_view *views, uint32_t n_seqs) {
     return used;
 }
 
-static kvasir_status measure_formats(const backend_limits *l, uint32_t group, const kv_view *views,
+static bool centre_known(const cuda_backend *b, const key_centre *c) {
+    return centre_find(b, c).first != nullptr;
+}
+
+static kvasir_status measure_formats(const cuda_backend *b, uint32_t group, const kv_view *views,
                                      uint32_t n_seqs, group_need *need, kvasir_error *err) {
     uint32_t used = layouts_used(views, n_seqs);
     if (used >> 31)
@@ -255,12 +348,44 @@ static kvasir_status measure_formats(const backend_limits *l, uint32_t group, co
     for (uint32_t i = 0; i < CUDA_LAYOUTS_MAX; i++) {
         if (!(used >> i & 1))
             continue;
-        TRY(layout_convert(l, group, &views[0].layouts[i], &need->layouts[i], err));
+        TRY(layout_convert(&b->limits, group, &views[0].layouts[i], &need->layouts[i], err));
+        const dev_layout *made = &need->layouts[i];
+        const bool k_fast = made->k != TILE_FORMATS, v_fast = made->v != TILE_FORMATS;
+        if (made->centred && !centre_known(b, views[0].centre))
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "CUDA: pages with centred keys in layer group %u, without their centre",
+                        group);
         need->layers = std::min(need->layers, views[0].layouts[i].layers);
-        need->k_formats |= 1u << need->layouts[i].k;
-        need->v_formats |= 1u << need->layouts[i].v;
+        need->stores |= (k_fast || v_fast ? STORE_FAST : 0) | (k_fast && v_fast ? 0 : STORE_PLAIN) |
+                        (made->centred ? STORE_CENTRED : 0);
+        if (k_fast && v_fast) {
+            need->k_formats |= 1u << made->k;
+            need->v_formats |= 1u << made->v;
+        } else
+            need->plain |= 1u << i;
     }
+    if (!head_dim_fast(b->limits.group[group].head_dim) || b->limits.group[group].softcap_or_sinks)
+        need->plain = UINT32_MAX;
     return KVASIR_OK;
+}
+
+// The items of one sequence; split: plain ones if each has one super-run.
+static void count_items(const batch_seq *seq, const kv_view *v, uint32_t prefill_rows, uint32_t gqa,
+                        group_need *need, uint64_t *split) {
+    for_row_runs(v, seq, need->plain, [&](const row_run &run) {
+        const uint32_t rows = run.end - run.first;
+        if (run.plain)
+            for_plain_blocks(run, plain_tokens(gqa), [&](uint32_t first, uint32_t tokens) {
+                const uint32_t p = seq->pos + first;
+                need->items[COUNT_PLAIN]++;
+                *split += supers_count(supers_seen(v, p, p + tokens - 1));
+            });
+        else if (seq->rows >= prefill_rows)
+            need->items[COUNT_PREFILL] += (rows + need->prefill_tokens - 1) / need->prefill_tokens;
+        else
+            for (uint32_t i = run.first; i < run.end; i++)
+                need->items[COUNT_DECODE] += supers_count(supers_seen(v, seq->pos + i));
+    });
 }
 
 // bucket: of a captured step, whose kernel says how many rows a block holds; NULL: of this one.
@@ -270,9 +395,10 @@ static kvasir_status measure_group(const cuda_backend *b, const batch *batch, ui
     const kv_view *views = batch->views + (size_t)group * batch->n_seqs;
     *need = group_need{};
     need->layers = UINT32_MAX;
-    TRY(measure_formats(l, group, views, batch->n_seqs, need, err));
+    TRY(measure_formats(b, group, views, batch->n_seqs, need, err));
     const auto &shape = l->group[group];
-    uint32_t gqa = shape.heads / shape.kv_heads, prefill_rows = b->prefill_rows;
+    uint32_t gqa = shape.heads / shape.kv_heads;
+    uint64_t split = 0;
     need->prefill_tokens =
         bucket ? bucket->plan[group].prefill_tokens
                : std::max(1u, prefill_block_rows(need->k_formats, need->v_formats, shape.head_dim) /
@@ -293,19 +419,18 @@ static kvasir_status measure_group(const cuda_backend *b, const batch *batch, ui
         need->pages += v->n_pages;
         need->items[COUNT_STORE] += pages_touched(seq);
         need->store_most += pages_touched_most(seq->rows);
-        if (seq->rows >= prefill_rows)
-            need->items[COUNT_PREFILL] +=
-                (seq->rows + need->prefill_tokens - 1) / need->prefill_tokens;
-        else
-            for (uint32_t i = 0; i < seq->rows; i++)
-                need->items[COUNT_DECODE] += supers_count(supers_seen(v, seq->pos + i));
+        count_items(seq, v, b->prefill_rows, gqa, need, &split);
     }
+    need->plain_split =
+        bucket ? bucket->plan[group].plain_split : split <= plain_parts_most(shape.kv_heads);
+    if (need->plain_split)
+        need->items[COUNT_PLAIN] = split;
     return KVASIR_OK;
 }
 
 static kvasir_status fits(const group_need *need, const table_caps *caps, const char *where,
                           kvasir_error *err) {
-    static const char *const names[COUNTS] = {"decode", "prefill", "store"};
+    static const char *const names[COUNTS] = {"decode", "prefill", "plain", "store"};
     if (need->pages > caps->pages)
         return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: %llu pages: %s holds %u",
                     (unsigned long long)need->pages, where, caps->pages);
@@ -316,10 +441,10 @@ static kvasir_status fits(const group_need *need, const table_caps *caps, const 
     return KVASIR_OK;
 }
 
-static kvasir_status measure(const cuda_backend *b, const batch *batch, const step_plan *bucket,
-                             group_need *needs, kvasir_error *err) {
+static kvasir_status measure(const cuda_backend *b, const batch *batch, uint32_t groups,
+                             const step_plan *bucket, group_need *needs, kvasir_error *err) {
     TRY(check_batch(&b->limits, batch, err));
-    for (uint32_t g = 0; g < b->limits.groups; g++) {
+    for (uint32_t g = 0; g < groups; g++) {
         TRY(measure_group(b, batch, g, bucket, &needs[g], err));
         TRY(fits(&needs[g], &b->most[g], "what was reserved", err));
     }
@@ -348,42 +473,70 @@ static void write_pages(const cuda_backend *b, const step_plan *step, uint32_t g
     }
 }
 
-// dev: what write_pages made of the views.
+// dev: what write_pages made of the views; plain: group_need's.
 static void write_decode(decode_item *out, const batch *batch, const kv_view *views,
-                         const dev_view *dev, uint32_t prefill_rows) {
+                         const dev_view *dev, uint32_t prefill_rows, uint32_t plain) {
     uint32_t n = 0, slot = 0;
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         const batch_seq *seq = &batch->seqs[s];
         if (seq->rows >= prefill_rows)
             continue;
-        for (uint32_t i = 0; i < seq->rows; i++, slot++) {
-            uint32_t p = seq->pos + i, first = n;
-            seen_supers seen = supers_seen(&views[s], p);
-            uint32_t count = supers_count(seen);
-            for (uint32_t super = 0; super < seen.kept; super++)
-                out[n++] = {seq->row + i, p, super, slot, first, count, dev[s]};
-            for (uint32_t super = seen.first; super < seen.end; super++)
-                out[n++] = {seq->row + i, p, super, slot, first, count, dev[s]};
-        }
+        for_row_runs(&views[s], seq, plain, [&](const row_run &run) {
+            for (uint32_t i = run.first; !run.plain && i < run.end; i++, slot++) {
+                uint32_t p = seq->pos + i, first = n;
+                seen_supers seen = supers_seen(&views[s], p);
+                uint32_t count = supers_count(seen);
+                for_supers(seen, [&](uint32_t super) {
+                    out[n++] = {seq->row + i, p, super, slot, first, count, dev[s]};
+                });
+            }
+        });
     }
 }
 
 // Blocks of the largest positions come first: they see most, and a long block that begins last
 // would keep the device waiting.
-static void write_prefill(prefill_item *out, const batch *batch, uint32_t prefill_rows,
-                          uint32_t tokens) {
+static void write_prefill(prefill_item *out, const batch *batch, const kv_view *views,
+                          uint32_t prefill_rows, uint32_t tokens, uint32_t plain) {
     uint32_t n = 0;
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
-        uint32_t rows = batch->seqs[s].rows;
-        if (rows >= prefill_rows)
-            for (uint32_t first = 0; first < rows; first += std::min(tokens, rows - first))
-                out[n++] = {s, first, std::min(tokens, rows - first)};
+        if (batch->seqs[s].rows < prefill_rows)
+            continue;
+        for_row_runs(&views[s], &batch->seqs[s], plain, [&](const row_run &run) {
+            if (run.plain)
+                return;
+            for (uint32_t first = run.first; first < run.end; first += tokens)
+                out[n++] = {s, first, std::min(tokens, run.end - first)};
+        });
     }
     std::sort(out, out + n, [batch](const prefill_item &x, const prefill_item &y) {
         uint32_t x_pos = batch->seqs[x.seq].pos + x.first;
         uint32_t y_pos = batch->seqs[y.seq].pos + y.first;
         return x_pos != y_pos ? x_pos > y_pos : x.seq < y.seq;
     });
+}
+
+static void write_plain(plain_item *out, const batch *batch, const kv_view *views,
+                        uint32_t most_tokens, bool split, uint32_t plain) {
+    uint32_t n = 0;
+    for (uint32_t s = 0; s < batch->n_seqs; s++) {
+        const batch_seq *seq = &batch->seqs[s];
+        for_row_runs(&views[s], seq, plain, [&](const row_run &run) {
+            if (!run.plain)
+                return;
+            for_plain_blocks(run, most_tokens, [&](uint32_t first, uint32_t tokens) {
+                const uint32_t p = seq->pos + first, part = n;
+                const seen_supers seen = supers_seen(&views[s], p, p + tokens - 1);
+                if (!split) {
+                    out[n++] = {s, first, tokens, ALL_SUPERS, part, 1};
+                    return;
+                }
+                for_supers(seen, [&](uint32_t super) {
+                    out[n++] = {s, first, tokens, super, part, supers_count(seen)};
+                });
+            });
+        });
+    }
 }
 
 static void write_store(store_item *out, const batch *batch) {
@@ -394,19 +547,35 @@ static void write_store(store_item *out, const batch *batch) {
     }
 }
 
+// Sequences that the bucket has and the batch has not are of 0 rows.
+static void write_seqs(const cuda_backend *b, const step_plan *step, const batch *batch) {
+    batch_seq *seqs = host_of(b, step->group[0].seqs);
+    uint8_t **states = host_of(b, step->group[0].states);
+    for (uint32_t s = 0; s < step->n_seqs; s++) {
+        const state_view *state = batch->states && s < batch->n_seqs ? &batch->states[s] : nullptr;
+        seqs[s] = s < batch->n_seqs ? batch->seqs[s] : batch_seq{};
+        states[s] = state ? arena_base(state->arena) + page_offset(state->addr) : nullptr;
+    }
+}
+
 static void write_step(const cuda_backend *b, const step_plan *step, const batch *batch,
                        const group_need *needs) {
     uint32_t prefill_rows = b->prefill_rows;
-    memcpy(host_of(b, step->group[0].seqs), batch->seqs, batch->n_seqs * sizeof *batch->seqs);
-    for (uint32_t i = 0; i < b->limits.groups; i++) {
+    write_seqs(b, step, batch);
+    for (uint32_t i = 0; i < step->groups; i++) {
         const step_group *g = &step->group[i];
         const kv_view *views = batch->views + (size_t)i * batch->n_seqs;
         for (int c = 0; c < COUNTS; c++)
             host_of(b, g->counts)[c] = (uint32_t)needs[i].items[c];
         memcpy(host_of(b, g->layouts), needs[i].layouts, sizeof needs[i].layouts);
         write_pages(b, step, i, batch, views);
-        write_decode(host_of(b, g->decode), batch, views, host_of(b, g->views), prefill_rows);
-        write_prefill(host_of(b, g->prefill), batch, prefill_rows, needs[i].prefill_tokens);
+        write_decode(host_of(b, g->decode), batch, views, host_of(b, g->views), prefill_rows,
+                     needs[i].plain);
+        write_prefill(host_of(b, g->prefill), batch, views, prefill_rows, needs[i].prefill_tokens,
+                      needs[i].plain);
+        const auto &shape = b->limits.group[i];
+        write_plain(host_of(b, g->plain), batch, views, plain_tokens(shape.heads / shape.kv_heads),
+                    needs[i].plain_split, needs[i].plain);
         write_store(host_of(b, g->store), batch);
     }
 }
@@ -432,12 +601,14 @@ static table_caps caps_of_step(const group_need *need) {
     return caps;
 }
 
-static void plan_step(const cuda_backend *b, const batch *batch, const group_need *needs,
-                      step_plan *step) {
+static void plan_step(const cuda_backend *b, const batch *batch, uint32_t groups,
+                      const group_need *needs, step_plan *step) {
     *step = step_plan{};
+    step->groups = groups;
+    step->has_states = batch->states != nullptr;
     step->rows = batch->rows;
     step->n_seqs = b->capturing ? b->limits.seqs : batch->n_seqs;
-    for (uint32_t g = 0; g < b->limits.groups; g++) {
+    for (uint32_t g = 0; g < groups; g++) {
         const group_need *need = &needs[g];
         group_plan *plan = &step->plan[g];
         step->caps[g] =
@@ -446,6 +617,8 @@ static void plan_step(const cuda_backend *b, const batch *batch, const group_nee
             plan->blocks[i] = step->caps[g].items[i];
         plan->k_formats = need->k_formats;
         plan->v_formats = need->v_formats;
+        plan->stores = need->stores;
+        plan->plain_split = need->plain_split;
         plan->prefill_tokens = need->prefill_tokens;
         plan->layers = need->layers;
         step->group[g].arena = arena_base(batch->views[(size_t)g * batch->n_seqs].arena);
@@ -453,9 +626,9 @@ static void plan_step(const cuda_backend *b, const batch *batch, const group_nee
     step->bytes = tables_lay_out(&b->limits, b->dev_tables, step->n_seqs, step->caps, step->group);
 }
 
-static kvasir_status kernels_fit(const cuda_backend *b, const group_need *needs,
+static kvasir_status kernels_fit(const cuda_backend *b, uint32_t groups, const group_need *needs,
                                  kvasir_error *err) {
-    for (uint32_t g = 0; g < b->limits.groups; g++) {
+    for (uint32_t g = 0; g < groups; g++) {
         const group_need *need = &needs[g];
         const auto &shape = b->limits.group[g];
         const uint32_t k = need->k_formats, v = need->v_formats, gqa = shape.heads / shape.kv_heads;
@@ -473,13 +646,13 @@ static kvasir_status begin(cuda_backend *b, const batch *batch, uint32_t groups,
                            kvasir_error *err) {
     ASSERT(b->reserved);
     ASSERT(!b->capturing || !b->captured_step); // a graph holds one step
-    if (groups != b->limits.groups)
+    if (groups != 0 && groups != b->limits.groups)
         return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a step of %u layer groups: reserved for %u",
                     groups, b->limits.groups);
     group_need needs[BACKEND_GROUPS_MAX];
-    TRY(measure(b, batch, nullptr, needs, err));
-    TRY(kernels_fit(b, needs, err));
-    plan_step(b, batch, needs, &b->step);
+    TRY(measure(b, batch, groups, nullptr, needs, err));
+    TRY(kernels_fit(b, groups, needs, err));
+    plan_step(b, batch, groups, needs, &b->step);
     memcpy(b->group, b->step.group, sizeof b->group);
     memcpy(b->plan, b->step.plan, sizeof b->plan);
     // Under capture the copy becomes a node, and an event would become part of the graph too:
@@ -516,15 +689,18 @@ bool operation_begins(const cuda_backend *b, const batch *batch, const kv_view *
 
 // ---- another step for a graph ----------------------------------------------------------------
 
-static kvasir_status fits_bucket(const cuda_backend *b, const step_plan *step, const batch *batch,
-                                 const group_need *needs, kvasir_error *err) {
+static kvasir_status fits_bucket(const step_plan *step, const batch *batch, const group_need *needs,
+                                 kvasir_error *err) {
     if (batch->rows > step->rows)
         return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: %u rows: the graph's step has %u", batch->rows,
                     step->rows);
-    for (uint32_t g = 0; g < b->limits.groups; g++) {
+    if (step->has_states && !batch->states)
+        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a step without states: the graph's has them");
+    for (uint32_t g = 0; g < step->groups; g++) {
         const group_plan *plan = &step->plan[g];
         TRY(fits(&needs[g], &step->caps[g], "the graph", err));
-        if ((needs[g].k_formats & ~plan->k_formats) || (needs[g].v_formats & ~plan->v_formats))
+        if ((needs[g].k_formats & ~plan->k_formats) || (needs[g].v_formats & ~plan->v_formats) ||
+            (needs[g].stores & ~plan->stores))
             return fail(err, KVASIR_ERR_ARGUMENT,
                         "CUDA: the step has pages of a format that the graph's step did not have");
         if (needs[g].layers < plan->layers)
@@ -544,8 +720,8 @@ kvasir_status cuda_step_update(struct backend *base, struct cuda_graph *g,
     ASSERT(!b->capturing);
     ASSERT(g->reserved == b->reserved_times); // its tables are still there
     group_need needs[BACKEND_GROUPS_MAX];
-    TRY(measure(b, batch, &g->step, needs, err));
-    TRY(fits_bucket(b, &g->step, batch, needs, err));
+    TRY(measure(b, batch, g->step.groups, &g->step, needs, err));
+    TRY(fits_bucket(&g->step, batch, needs, err));
     if (!cuda_ok(b, cudaEventSynchronize(b->tables_read)))
         return cuda_status(b, err);
     write_step(b, &g->step, batch, needs);

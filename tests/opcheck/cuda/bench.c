@@ -385,7 +385,7 @@ static void begin_products(int act_bits) {
                                           .head_dim = HEAD_DIM,
                                           .pages = 1,
                                           .groups = 1,
-                                          .group = {{HEADS, KV_HEADS, HEAD_DIM}}};
+                                          .group = {{HEADS, KV_HEADS, HEAD_DIM, false}}};
     device_begin(&limits, act_bits);
 }
 

@@ -25,14 +25,16 @@
 
 #include "backend/cpu/kernels.h"
 #include "opcheck.h"
+#include "random_weights.h"
 
 enum {
     BLOCK = 32,
     RUN = 512,
     ROWS_MAX = 100,
     N_MAX = 100,
-    K_MAX = 4096,
-    BLOCKS_MAX = K_MAX / BLOCK
+    K_MAX = WEIGHT_K_MAX,
+    BLOCKS_MAX = K_MAX / BLOCK,
+    PARTS_MAX = K_MAX / 16
 };
 
 /* d x scale may be subnormal (2^-150 lost) times a dot of up to 2^27 */
@@ -47,56 +49,20 @@ struct product_case {
     int bits;
 };
 
-/* ---- random weights -------------------------------------------------------------------------- */
-
-static float random_scale(bool extremes) {
-    static const float FACTORS[] = {0, 0x1p-20f, 1000}; /* the second: subnormal in f16 */
-    bool far_off = extremes && random_below(6) == 0;
-    return random_normal() * (far_off ? FACTORS[random_below(3)] : 0.05f);
-}
-
-static void *random_scalars(size_t n, enum scalar_type t, bool extremes) {
-    uint8_t *p = plain(n * scalar_bytes(t));
-    for (size_t i = 0; i < n; i++)
-        scalar_store(t, p, i, random_scale(extremes));
-    return p;
-}
-
-/* Codes of a row: any, or all at one end, where sums are largest. */
-static void random_codes(uint8_t *p, size_t n, bool extremes) {
-    uint32_t ends = extremes ? random_below(6) : 0;
-    for (size_t i = 0; i < n; i++)
-        p[i] = ends == 1 ? 0xff : ends == 2 ? 0 : (uint8_t)random_bits();
-}
-
-/* Fills what a matrix points to; its type, n, k, group and scalar are set. */
-static void make_weight(struct weight *w, bool extremes) {
-    const struct weight_traits *t = weight_traits_of(w->type);
-    size_t row_bytes = weight_row_bytes(t, w->k);
-    uint8_t *data = plain(w->n * row_bytes);
-    for (uint32_t j = 0; j < w->n; j++) {
-        uint8_t *row = data + j * row_bytes;
-        random_codes(row, row_bytes, extremes);
-        for (size_t at = 0; w->type == WEIGHT_Q4_0 && at < row_bytes; at += t->block_bytes)
-            scalar_store(SCALAR_F16, row + at, 0, random_scale(extremes));
-    }
-    w->data = data;
-    if (w->type == WEIGHT_Q4_0)
-        return;
-    size_t groups = (size_t)w->n * (w->k / w->group);
-    w->scales = random_scalars(groups, w->scalar, extremes);
-    w->biases = random_scalars(groups, w->scalar, extremes);
+static bool is_float(const struct product_case *c) {
+    return c->traits->run_values == 0;
 }
 
 /* ---- the reference --------------------------------------------------------------------------- */
 
 struct act_row {
     int codes[K_MAX];
-    float scale[BLOCKS_MAX], sum[BLOCKS_MAX];
+    float scale[BLOCKS_MAX];
 };
 struct weight_parts {
     int8_t codes[K_MAX];
-    float d[BLOCKS_MAX], m[BLOCKS_MAX];
+    float d[PARTS_MAX], m[PARTS_MAX];
+    float values[K_MAX]; /* of float types */
 };
 
 static float magnitude(const float *x) {
@@ -112,44 +78,78 @@ static float magnitude(const float *x) {
 static void round_row(const float *x, uint32_t k, int bits, struct act_row *a) {
     for (uint32_t b = 0; b < k / BLOCK; b++, x += BLOCK) {
         struct rounding r = rounding_of(magnitude(x), bits == 8 ? ACT8_MAX : ACT16_MAX);
-        int sum = 0;
-        for (uint32_t i = 0; i < BLOCK; i++) {
-            int code = r.per_unit == 0 ? 0 : (int)rintf(x[i] * r.per_unit);
-            a->codes[b * BLOCK + i] = code;
-            sum += code;
-        }
+        for (uint32_t i = 0; i < BLOCK; i++)
+            a->codes[b * BLOCK + i] = r.per_unit == 0 ? 0 : (int)rintf(x[i] * r.per_unit);
         a->scale[b] = r.scale;
-        a->sum[b] = r.scale * (float)sum;
     }
 }
 
 static void compare_output(const struct product_case *c, const struct act_row *a,
                            const struct weight_parts *w, uint32_t row, uint32_t j, float got) {
-    uint32_t blocks = c->w.k / BLOCK, per_run = blocks < RUN / BLOCK ? blocks : RUN / BLOCK;
+    const uint32_t part = c->traits->run_values, parts = c->w.k / part;
+    const uint32_t per_run = parts < RUN / part ? parts : RUN / part;
     double want = 0, terms = 0, bias = c->bias ? c->bias[j] : 0;
-    for (uint32_t b = 0; b < blocks; b++) {
-        int dot = 0;
-        for (uint32_t i = b * BLOCK; i < (b + 1) * BLOCK; i++)
+    for (uint32_t b = 0; b < parts; b++) {
+        int dot = 0, sum = 0;
+        for (uint32_t i = b * part; i < (b + 1) * part; i++) {
             dot += a->codes[i] * w->codes[i];
-        double term = (double)w->d[b] * a->scale[b] * dot;
-        double low = c->traits->has_min ? (double)w->m[b] * a->sum[b] : 0;
+            sum += a->codes[i];
+        }
+        const double scale = a->scale[b * part / BLOCK], term = w->d[b] * scale * dot;
+        const double low = c->traits->has_min ? w->m[b] * scale * sum : 0;
+        /* AFFINE8's codes are unsigned there: 128 d more in the term, less in the other */
+        const double moved = c->w.type == WEIGHT_AFFINE8 ? 128 * w->d[b] * scale * sum : 0;
         want += term + low;
-        terms += fabs(term) + fabs(low);
+        terms += fabs(term) + fabs(low) + 2 * fabs(moved);
     }
-    double roundings = per_run * (c->traits->has_min ? 2 : 1) + (blocks - 1) / (RUN / BLOCK) + 3;
-    double bound = gamma_of(roundings) * (terms + fabs(bias)) + blocks * UNDERFLOW;
+    double roundings = per_run * (c->traits->has_min ? 2 : 1) + (parts - 1) / (RUN / part) + 4;
+    double bound = gamma_of(roundings) * (terms + fabs(bias)) + parts * UNDERFLOW;
     check_near("output", row, j, got, want + bias, bound);
+}
+
+/* A matrix of floats. float32: a chain of k / 32 terms in each lane, and a tree. Else x in two
+ * planes: of bf16 16 bits, of f16 22 bits of the run's largest; chains of instructions, each of
+ * which may cut off what is below 2^-22 of its sum. */
+static void compare_floats(const struct product_case *c, const struct weight_parts *w, uint32_t row,
+                           uint32_t j, float got) {
+    const float *x = c->x + (size_t)row * c->w.k;
+    double want = c->bias ? c->bias[j] : 0, terms = fabs(want), cut = 0;
+    for (uint32_t run = 0; run < c->w.k; run += RUN) {
+        const uint32_t end = run + RUN < c->w.k ? run + RUN : c->w.k;
+        double most = 0, weights = 0;
+        for (uint32_t i = run; i < end; i++) {
+            want += (double)x[i] * w->values[i];
+            terms += fabs((double)x[i] * w->values[i]);
+            most = fmax(most, fabs(x[i]));
+            weights += fabs(w->values[i]);
+        }
+        cut += most * weights * 0x1p-22;
+    }
+    double bound = gamma_of(c->w.k / 32 + 8) * terms + 1e-37;
+    if (c->w.type == WEIGHT_F16)
+        bound = cut + terms * 0x1p-16;
+    else if (c->w.type == WEIGHT_BF16)
+        bound = terms * (0x1p-16 + 0x1p-16);
+    check_near("output", row, j, got, want, bound);
 }
 
 static void compare_outputs(const struct product_case *c, const float *y) {
     struct act_row *acts = plain(c->rows * sizeof *acts);
     struct weight_parts *parts = plain(sizeof *parts);
-    for (uint32_t row = 0; row < c->rows; row++)
+    for (uint32_t row = 0; row < c->rows && !is_float(c); row++)
         round_row(c->x + (size_t)row * c->w.k, c->w.k, c->bits, &acts[row]);
     for (uint32_t j = 0; j < c->w.n; j++) {
-        c->traits->parts(&c->w, j, parts->codes, parts->d, parts->m);
-        for (uint32_t row = 0; row < c->rows; row++)
-            compare_output(c, &acts[row], parts, row, j, y[(size_t)row * c->w.n + j]);
+        if (is_float(c))
+            c->traits->decode(&c->w, j, parts->values);
+        else
+            c->traits->parts(&c->w, j, parts->codes, parts->d, parts->m);
+        for (uint32_t row = 0; row < c->rows; row++) {
+            const float got = y[(size_t)row * c->w.n + j];
+            if (is_float(c))
+                compare_floats(c, parts, row, j, got);
+            else
+                compare_output(c, &acts[row], parts, row, j, got);
+        }
     }
 }
 
@@ -220,7 +220,7 @@ static void check_case(struct product_case *c, uint32_t n, uint32_t k, bool extr
     c->w.k = k;
     case_begin("%u rows, n %u, k %u%s%s", c->rows, n, k, c->bias ? ", bias" : "",
                extremes ? ", extremes" : "");
-    make_weight(&c->w, extremes);
+    make_weight(&c->w, extremes, plain);
     c->x = make_x(c->rows, k, extremes);
     float *bias = plain(n * sizeof *bias);
     fill(bias, n, FILL_NORMAL);
@@ -238,21 +238,23 @@ static void check_case(struct product_case *c, uint32_t n, uint32_t k, bool extr
 }
 
 /* Every number of rows with some shape, every shape with some number of rows. */
-static void check_type(struct product_case *c) {
+static void check_type(enum weight_type type, uint32_t way, int bits) {
     static const uint32_t ROWS[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12,
                                     13, 14, 15, 16, 17, 31, 32, 33, 64, 65, 100};
     static const uint32_t NS[] = {1, 15, 16, 17, 100};
-    static const uint32_t KS[] = {32, 64, 96, 512, 544, 1024, 4096};
+    static const uint32_t KS[] = {32, 64, 96, 512, 544, 1024, 1536};
     enum { ROW_COUNTS = sizeof ROWS / sizeof *ROWS, SHAPES = 5 * 7 };
-    uint32_t cases = quick ? 12 : 3 * SHAPES, unit = c->w.group ? c->w.group : BLOCK;
-    for (uint32_t i = 0; i < cases; i++) {
+    const struct weight_traits *t = weight_traits_of(type);
+    struct product_case c = {.traits = t, .bits = bits};
+    for (uint32_t i = 0; i < (quick ? 6 : SHAPES); i++) {
         /* 35 shapes and 23 row counts have no divisor in common: the pairs differ every time */
-        uint32_t at = quick ? random_below(SHAPES) : i;
-        uint32_t k = (KS[at % 7] + unit - 1) / unit * unit;
-        c->rows = ROWS[quick ? random_below(ROW_COUNTS) : i % ROW_COUNTS];
-        c->bias = NULL;
-        if (k <= K_MAX)
-            check_case(c, NS[at / 7 % 5], k, i % 2 != 0);
+        const uint32_t at = quick ? random_below(SHAPES) : i, n = NS[at / 7 % 5];
+        weight_shape(&c.w, type, way, n, KS[at % 7]);
+        const uint32_t unit = is_float(&c) ? 1 : c.w.group ? c.w.group : t->block_values;
+        const uint32_t k = (KS[at % 7] + unit - 1) / unit * unit;
+        c.rows = ROWS[quick ? random_below(ROW_COUNTS) : i % ROW_COUNTS];
+        c.bias = NULL;
+        check_case(&c, n, k, i % 2 != 0 && !is_float(&c));
     }
 }
 
@@ -261,17 +263,13 @@ static void check_refusals(void) {
         return;
     case_begin("what has no product");
     static const uint8_t bytes[1 << 12];
-    struct weight w = {.data = bytes, .scales = bytes, .biases = bytes, .n = 4, .k = 128};
+    struct weight w = {.data = bytes, .scales = bytes, .biases = bytes, .n = 4, .k = 130};
     const struct backend_weight *out;
     w.type = WEIGHT_Q8_0;
-    check_that(backend_weight_put(device, &w, &out, NULL) == KVASIR_ERR_UNSUPPORTED, "Q8_0");
-    w.type = WEIGHT_AFFINE4;
-    w.group = 64;
-    w.scalar = SCALAR_F32;
-    check_that(backend_weight_put(device, &w, &out, NULL) == KVASIR_ERR_UNSUPPORTED, "f32 scales");
-    w.scalar = SCALAR_F16;
-    w.group = 16;
-    check_that(backend_weight_put(device, &w, &out, NULL) == KVASIR_ERR_UNSUPPORTED, "group 16");
+    check_that(backend_weight_put(device, &w, &out, NULL) == KVASIR_ERR_ARGUMENT, "130 inputs");
+    w.k = 128;
+    w.type = (enum weight_type)999;
+    check_that(backend_weight_put(device, &w, &out, NULL) == KVASIR_ERR_UNSUPPORTED, "no type");
     family_end();
 }
 
@@ -281,28 +279,19 @@ static const struct backend_limits LIMITS = {.rows = ROWS_MAX,
                                              .head_dim = 64,
                                              .pages = 4,
                                              .groups = 1,
-                                             .group = {{1, 1, 64}}};
+                                             .group = {{1, 1, 64, false}}};
 
 void check_cuda_product(void) {
-    static const uint32_t GROUPS[] = {32, 64, 128};
     for (int bits = 8; bits <= 16; bits += 8) {
         device_begin(&LIMITS, bits);
-        struct product_case c = {.traits = weight_traits_of(WEIGHT_Q4_0), .bits = bits};
-        c.w.type = WEIGHT_Q4_0;
-        if (family_begin("matmul", "Q4_0 act %d", bits)) {
-            check_type(&c);
-            family_end();
-        }
-        c.traits = weight_traits_of(WEIGHT_AFFINE4);
-        for (uint32_t i = 0; i < 6; i++) {
-            c.w = (struct weight){.type = WEIGHT_AFFINE4,
-                                  .group = GROUPS[i / 2],
-                                  .scalar = i % 2 ? SCALAR_BF16 : SCALAR_F16};
-            if (family_begin("matmul", "AFFINE4 g%u %s act %d", c.w.group, i % 2 ? "bf16" : "f16",
-                             bits)) {
-                check_type(&c);
-                family_end();
-            }
+        for (uint32_t i = 0; weight_traits_at(i); i++) {
+            const struct weight_traits *t = weight_traits_at(i);
+            for (uint32_t way = 0; way < weight_ways(t->type); way++)
+                if ((bits == 8 || t->run_values > 0) &&
+                    family_begin("matmul", "%s way %u act %d", t->name, way, bits)) {
+                    check_type(t->type, way, bits);
+                    family_end();
+                }
         }
     }
     check_refusals();

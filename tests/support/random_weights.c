@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* make_weights.c: random weights of every type, also at the ends of what a type can hold.
+/* random_weights.c: random weights of every type, also at the ends of what a type can hold.
  *
  * A block of a GGUF type is code bytes with scales among them. Codes may be any bits, sub-scales
  * too, but a random f16 would often be Inf or NaN: scales are random numbers, written to their
@@ -8,7 +8,8 @@
  * several ways: scalar types, groups. Benchmarks do without the extremes: rows of subnormals take
  * other times.
  */
-#include "kcheck.h"
+#include "random_weights.h"
+#include "random_data.h"
 
 static bool extremes; /* wanted by the current call of make_weight */
 

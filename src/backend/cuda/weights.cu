@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// weights.cu: matrices of a checkpoint in the forms that kernels multiply (product.cuh), and embed.
+//
+//     Q4_0, Q4_1, AFFINE4 with 16-bit scales      HALVES
+//     Q4_K, AFFINE2, AFFINE3, AFFINE4             NIBBLES: codes below 16, scales in float32
+//     all other types with integer codes          BYTES
+//     F16, BF16                                   FLOATS
+//     F32; F8_E4M3, decoded                       SINGLES
+#include <cstring>
+
+#include "backend/cuda/product.cuh"
+
+struct backend_weight {
+    weight_view view; // its pointers are into `data`
+    uint8_t *data;    // device
+};
+
+const weight_view *weight_view_of(const struct backend_weight *w) {
+    return &w->view;
+}
+
+namespace {
+
+enum { LANE_BYTES = 16 };
+
+// ---- forms -----------------------------------------------------------------------------------
+
+bool group_of_halves(uint32_t group) {
+    return group == 32 || group == 64 || group == 128;
+}
+
+matrix_form form_of(const weight *w) {
+    switch (w->type) {
+    case WEIGHT_Q4_0:
+    case WEIGHT_Q4_1:
+        return HALVES;
+    case WEIGHT_AFFINE4:
+        return w->scalar != SCALAR_F32 && group_of_halves(w->group) ? HALVES : NIBBLES;
+    case WEIGHT_AFFINE2:
+    case WEIGHT_AFFINE3:
+    case WEIGHT_Q4_K:
+        return NIBBLES;
+    case WEIGHT_F16:
+    case WEIGHT_BF16:
+        return FLOATS;
+    case WEIGHT_F32:
+    case WEIGHT_F8_E4M3:
+        return SINGLES;
+    default:
+        return BYTES;
+    }
+}
+
+// What the forms hold of a matrix, in bytes; `view`'s pointers are offsets until there is memory.
+struct sizes {
+    size_t codes, scalars;
+};
+
+sizes sizes_of(const weight_view &v) {
+    const size_t tiles = (v.n + TILE_OUTPUTS - 1) / TILE_OUTPUTS, pairs = tiles * v.pairs;
+    switch (v.form) {
+    case HALVES:
+        return {pairs * 32 * LANE_BYTES, tiles * v.quads * 8 * LANE_BYTES};
+    case NIBBLES:
+        return {pairs * 32 * LANE_BYTES, pairs * 2 * TILE_OUTPUTS * sizeof(float)};
+    case BYTES:
+        return {pairs * 2 * 32 * LANE_BYTES,
+                pairs * 2 * scalars_of_block(v) * TILE_OUTPUTS * sizeof(float)};
+    case FLOATS:
+        return {pairs * 4 * 32 * LANE_BYTES, 0};
+    default:
+        return {(size_t)v.n * v.k * sizeof(float), 0};
+    }
+}
+
+kvasir_status view_of(const weight *w, weight_view *v, kvasir_error *err) {
+    const weight_traits *t = weight_traits_of(w->type);
+    *v = weight_view{};
+    if (!t)
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "weight type %d cannot be multiplied on CUDA",
+                    (int)w->type);
+    if (w->n == 0 || w->k == 0 || w->k % t->block_values != 0 ||
+        (t->run_values != 0 && w->group != 0 && w->k % w->group != 0))
+        return fail(err, KVASIR_ERR_ARGUMENT, "%s matrix of %u x %u", t->name, w->n, w->k);
+    v->n = w->n;
+    v->k = w->k;
+    v->form = form_of(w);
+    v->biased = t->has_min;
+    v->group = t->run_values;
+    v->bf16 = w->type == WEIGHT_BF16;
+    v->minus_8 = w->type == WEIGHT_Q4_0;
+    if (v->form == HALVES && w->type == WEIGHT_AFFINE4) {
+        v->group = w->group;
+        v->bf16 = w->scalar == SCALAR_BF16;
+    }
+    v->pairs = (v->k + PAIR - 1) / PAIR;
+    if (v->form == HALVES)
+        v->quads = (v->k / v->group + 3) / 4;
+    return KVASIR_OK;
+}
+
+// ---- repacking, in host memory ---------------------------------------------------------------
+
+// A row in parts. AFFINE8's codes are unsigned here, with the biases of the file.
+struct row_parts {
+    int8_t *codes;
+    float *d, *m;
+};
+
+void parts_of_row(const weight *w, uint32_t row, row_parts &p) {
+    const weight_traits *t = weight_traits_of(w->type);
+    t->parts(w, row, p.codes, p.d, p.m);
+    if (w->type == WEIGHT_Q4_0) // as HALVES have it
+        for (uint32_t i = 0; i < w->k; i++)
+            p.codes[i] = (int8_t)(p.codes[i] + 8);
+    if (w->type != WEIGHT_AFFINE8)
+        return;
+    for (uint32_t i = 0; i < w->k; i++)
+        p.codes[i] = (int8_t)((uint8_t)p.codes[i] ^ 0x80u);
+    for (uint32_t i = 0; i < w->k / BLOCK; i++)
+        p.m[i] = scalar_load(w->scalar, w->biases,
+                             (size_t)row * (w->k / w->group) + i * BLOCK / w->group);
+}
+
+uint16_t to_half(float v, bool bf16) { // exact: these were 16-bit numbers
+    return bf16 ? f32_to_bf16(v) : f32_to_f16(v);
+}
+
+void put_row(const weight *w, const weight_view &v, uint32_t row, const row_parts &p,
+             uint8_t *codes, uint8_t *scales, uint8_t *biases) {
+    for (uint32_t i = 0; i < v.k; i++)
+        if (v.form == BYTES)
+            codes[code_byte(v, row, i)] = (uint8_t)p.codes[i];
+        else
+            ((uint32_t *)codes)[nibble_word(v, row, i)] |= (uint32_t)(p.codes[i] & 15)
+                                                           << (i % 4 * 8 + i % BLOCK / 16 * 4);
+    const uint32_t run = weight_traits_of(w->type)->run_values;
+    for (uint32_t i = 0; i < v.k; i += run) {
+        if (v.form == HALVES) {
+            const size_t at = half_scalar(v, row, i);
+            ((uint16_t *)scales)[at] = to_half(p.d[i / run], v.bf16);
+            if (v.biased)
+                ((uint16_t *)biases)[at] = to_half(p.m[i / run], v.bf16);
+            continue;
+        }
+        const size_t at = float_scalar(v, row, i);
+        ((float *)scales)[at] = p.d[i / run];
+        if (v.biased)
+            ((float *)biases)[at] = p.m[i / run];
+    }
+}
+
+// False: no memory.
+bool repack_codes(const weight *w, const weight_view &v, uint8_t *out) {
+    const sizes s = sizes_of(v);
+    const uint32_t runs = w->k / weight_traits_of(w->type)->run_values;
+    row_parts p = {(int8_t *)mem_alloc(w->k), (float *)mem_alloc(runs * sizeof(float)),
+                   (float *)mem_alloc(runs * sizeof(float))};
+    const bool some = p.codes && p.d && p.m;
+    for (uint32_t row = 0; some && row < w->n; row++) {
+        parts_of_row(w, row, p);
+        put_row(w, v, row, p, out, out + s.codes, out + s.codes + s.scalars);
+    }
+    mem_free(p.codes);
+    mem_free(p.d);
+    mem_free(p.m);
+    return some;
+}
+
+void repack_floats(const weight *w, const weight_view &v, uint8_t *out) {
+    const uint8_t *from = (const uint8_t *)w->data;
+    for (uint32_t row = 0; row < w->n; row++)
+        for (uint32_t i = 0; i < w->k; i++)
+            memcpy((uint16_t *)out + half_value(v, row, i), from + 2 * ((size_t)row * w->k + i), 2);
+}
+
+bool repack(const weight *w, const weight_view &v, uint8_t *out) {
+    if (v.form == SINGLES)
+        for (uint32_t row = 0; row < w->n; row++)
+            weight_traits_of(w->type)->decode(w, row, (float *)out + (size_t)row * w->k);
+    else if (v.form == FLOATS)
+        repack_floats(w, v, out);
+    else
+        return repack_codes(w, v, out);
+    return true;
+}
+
+// ---- embed -----------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(256)
+    embed_kernel(const weight_view w, const int32_t *tokens, float *y) {
+    kernel_begins();
+    const uint32_t row = blockIdx.x, i = blockIdx.y * 256 + threadIdx.x;
+    if (i < w.k)
+        y[(size_t)row * w.k + i] = weight_value(w, (uint32_t)tokens[row], i);
+}
+
+} // namespace
+
+// ---- the table -------------------------------------------------------------------------------
+
+kvasir_status cuda_weight_put(struct backend *base, const struct weight *w,
+                              const struct backend_weight **out, kvasir_error *err) {
+    cuda_backend *b = cuda_of(base);
+    backend_weight c = {};
+    *out = nullptr;
+    TRY(view_of(w, &c.view, err));
+    const sizes s = sizes_of(c.view);
+    const size_t bytes = s.codes + s.scalars * (c.view.biased ? 2 : 1);
+
+    kvasir_status status = KVASIR_OK;
+    uint8_t *host = (uint8_t *)mem_calloc(bytes, 1);
+    backend_weight *made = (backend_weight *)mem_alloc(sizeof *made);
+    if (!host || !made || !repack(w, c.view, host)) {
+        status = fail(err, KVASIR_ERR_MEMORY, "no memory to repack %zu bytes of weights", bytes);
+        goto done;
+    }
+    c.data = (uint8_t *)cuda_alloc(base, bytes);
+    if (!c.data) {
+        status = cuda_status(b, err);
+        if (status == KVASIR_OK)
+            status =
+                fail(err, KVASIR_ERR_MEMORY, "no device memory for %zu bytes of weights", bytes);
+        goto done;
+    }
+    cuda_write(base, c.data, host, bytes);
+    c.view.codes = c.data;
+    c.view.scales = c.data + s.codes;
+    c.view.biases = c.view.scales + s.scalars;
+    *made = c;
+    *out = made;
+    made = nullptr;
+done:
+    mem_free(made);
+    mem_free(host);
+    return status;
+}
+
+void cuda_weight_drop(struct backend *b, const struct backend_weight *w) {
+    if (!w)
+        return;
+    cuda_free(b, w->data);
+    mem_free(const_cast<backend_weight *>(w));
+}
+
+void cuda_embed(struct backend *base, const struct backend_weight *w, const int32_t *tokens,
+                uint32_t rows, float *y) {
+    cuda_backend *b = cuda_of(base);
+    const int32_t *on_device = (const int32_t *)cuda_bring(b, tokens, rows * sizeof *tokens);
+    if (rows == 0 || !cuda_works(b))
+        return;
+    cuda_ok(b, launch_early(b, embed_kernel, dim3(rows, (w->view.k + 255) / 256), 256, 0, w->view,
+                            on_device, y));
+}
