@@ -53,7 +53,9 @@ kvasir_status tiers_create(struct prefix_tree *t, const struct tiers_options *o,
         w->limit_bytes = stats.limit_bytes;
     }
     if (!c->backend->ops->arena_host && !o->now)
-        status = fail(err, KVASIR_ERR_UNSUPPORTED, "the host cannot reach this device's pages");
+        status = fail(err, KVASIR_ERR_UNSUPPORTED,
+                      "tiers are not supported on this device, whose pages the host cannot reach: "
+                      "use the CPU");
     tree_chain_begin(t, o->context);
     if (status == KVASIR_OK && !o->now)
         status = start_stores(s, err);

@@ -30,7 +30,7 @@ ELSEWHERE = {"docs/install.md": "tools/installs.sh", "docs/deploy.md": "tools/in
              "docs/speed.md": "tools/bench.sh", "docs/memory.md": "a table's command",
              "docs/matrix.md": "generated", "docs/flags.md": "generated",
              "docs/page.md": "how its pictures were made",
-             "docs/exactness.md": "bench/exactness.sh",
+             "docs/exactness.md": "bench/exactness.sh", "docs/gpu.md": "tools/gpu.sh",
              "docs/supported-models.md": "models that are not at hand"}
 # Begins of commands that do not run here, and why.
 NOT_HERE = {"kvasir convert model.gguf tokenizer": "tests/api/convert.sh",

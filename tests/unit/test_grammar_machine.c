@@ -189,9 +189,9 @@ static void random_grammars(void **state) {
     (void)state;
     struct subject u = open_subject(GPT2);
 #ifdef __SANITIZE_ADDRESS__
-    const uint32_t grammars = 40;
+    const uint32_t grammars = 20;
 #else
-    const uint32_t grammars = 150;
+    const uint32_t grammars = 75;
 #endif
     uint32_t n = 0;
     rng_start(1);

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA backend: how it is created. All else goes through its table (backend/backend.h).
- *
- * It has the operations that pages and 4-bit weights need: kv_store, attention and product. The
- * others are absent (backend_absent), so no model runs on it yet and no program offers it. opcheck
- * runs what there is. Only builds with KVASIR_CUDA contain it (`make cuda`).
+/* The CUDA backend: how it is created. All else goes through its table (backend/backend.h). Only
+ * builds with KVASIR_CUDA contain it (`make cuda`).
  */
 #ifndef KVASIR_BACKEND_CUDA_H
 #define KVASIR_BACKEND_CUDA_H
