@@ -356,6 +356,7 @@ static void check_formats(const char *name, struct kv_format k, struct kv_format
         {.length = 500, .rows = 70, .span = UINT32_MAX, .switch_at = 5},
         {.length = 400, .rows = 5, .span = 130, .switch_at = UINT32_MAX},
         {.length = 200, .rows = 3, .span = UINT32_MAX, .switch_at = 0},
+        {.length = 150, .rows = 1, .span = UINT32_MAX, .switch_at = 0},
     };
     s->seqs = seqs;
     s->n_seqs = prefill ? sizeof seqs / sizeof *seqs : 4;
