@@ -13,7 +13,7 @@
  *   kvasir_seq       one sequence of tokens and its pages: evaluated, trimmed, forked
  *   kvasir_sampler   picks the next token from logits
  *
- * A short program (examples: src/cli/generate.c):
+ * A short program (examples: docs/examples/answers.c, src/cli/generate.c):
  *
  *     kvasir_model_open(path, &model, &err);
  *     kvasir_context_options opt = kvasir_context_defaults();

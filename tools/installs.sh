@@ -5,6 +5,8 @@
 # most three commands that are printed and timed:
 #   source   git clone, to the demo's answer
 #   wheel    pip install, to a streamed answer (Debian with python3-pip)
+#   wheel-aarch64  the same for 64-bit Arm, under qemu-user: Debian is unpacked only, and pip
+#            installs into a folder, because nothing here can run as Arm's root
 #   deb      apt install, to a service that answers /health
 #   tarball  the archive of `make dist`, to an answer
 #   image    dist/Dockerfile, to a container that is healthy
@@ -23,7 +25,7 @@ exec </dev/null
 built=
 [ "${1:-}" != --built ] || { built=1 && shift; }
 ways=("$@")
-[ $# != 0 ] || ways=(source wheel deb tarball image)
+[ $# != 0 ] || ways=(source wheel wheel-aarch64 deb tarball image)
 [ "$(id -u)" = 0 ] || { echo "installs: needs root, for chroots" >&2 && exit 1; }
 
 work=$PWD/build-installs
@@ -88,8 +90,27 @@ ends() { # PID: of the shell that waits for a server, which gets SIGTERM
     kill "$(ps -o pid= --ppid "$1" | tr -d ' ')"
     wait "$1" || die "the server ended with $?"
 }
+serving() { # PID: the kvasir below it
+    local child
+    for child in $(ps -o pid= --ppid "$1"); do
+        if [ "$(ps -o comm= -p "$child")" = kvasir ]; then echo "$child"; else serving "$child"; fi
+    done
+}
 free_port() {
     python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+}
+
+write_stream() { # FILE MODELS: a program that streams an answer
+    cat >"$1" <<PY
+import kvasir, pathlib
+[path] = pathlib.Path("$2").glob("SmolLM2*.gguf")
+with kvasir.Model(path) as model:
+    n = 0
+    for text in model.stream([{"role": "user", "content": "$prompt"}], max_tokens=40):
+        print(text, end="", flush=True)
+        n += 1
+assert n > 3, n
+PY
 }
 
 from_source() {
@@ -106,18 +127,26 @@ from_wheel() {
     cp build-wheel/dist/*.whl "$root/root/"
     step 'pip install --break-system-packages -q ./kvasir-*.whl'
     step 'kvasir pull smollm2:135m'
-    cat >"$root/root/stream.py" <<PY
-import kvasir, pathlib
-[path] = pathlib.Path("/root/.local/share/kvasir/models").glob("*.gguf")
-with kvasir.Model(path) as model:
-    n = 0
-    for text in model.stream([{"role": "user", "content": "$prompt"}], max_tokens=40):
-        print(text, end="", flush=True)
-        n += 1
-assert n > 3, n
-PY
+    write_stream "$root/root/stream.py" /root/.local/share/kvasir/models
     step 'python3 stream.py'
     answer
+}
+
+from_wheel-aarch64() {
+    local emulated=$work/aarch64 as_pip=()
+    [ -d "$emulated" ] || mmdebstrap --quiet --variant=extract --architectures=arm64 \
+        --include=python3,libstdc++6 bookworm "$emulated" || die "no Debian for Arm"
+    for tag in 2_36 2_28 2_17; do as_pip+=(--platform "manylinux_${tag}_aarch64"); done
+    rm -rf "$work/site"
+    echo "  # pip install ./kvasir-*_aarch64.whl"
+    seconds build-wheel/venv/bin/pip install -q --target "$work/site" --only-binary :all: \
+        --python-version 3.11 "${as_pip[@]}" build-wheel-aarch64/dist/*.whl
+    echo "  # python3 stream.py (qemu-aarch64)"
+    write_stream "$work/stream.py" "$PWD/models"
+    seconds env PYTHONHOME="$emulated/usr" PYTHONPATH="$work/site" PYTHONDONTWRITEBYTECODE=1 \
+        qemu-aarch64 -cpu max -L "$emulated" "$emulated/usr/bin/python3.11" "$work/stream.py"
+    answer
+    qemu-aarch64 -L "$emulated" "$work/site/kvasir/kvasir" version | sed 's/^/    > /'
 }
 
 from_deb() {
@@ -190,7 +219,7 @@ from_image() {
     buildah run --isolation chroot -e KVASIR_PORT="$port" "$container" -- \
         bash -c "$(cat "$work/check")" || die "HEALTHCHECK fails"
     buildah run --isolation chroot "$container" -- id -u | grep -qx 65534 || die "runs as root"
-    kill "$(pgrep -n -f -- '^/usr/local/bin/kvasir serve$')"
+    kill "$(serving $server)"
     wait $server || die "the server ended with $?"
 }
 
@@ -205,6 +234,7 @@ for way in "${ways[@]}"; do
     case ${built:+built-}$way in
     deb) echo "installs: building $way" && seconds tools/deb.sh ;;
     wheel) echo "installs: building $way" && seconds tools/wheel.sh ;;
+    wheel-aarch64) echo "installs: building $way" && seconds tools/wheel.sh --aarch64 ;;
     tarball) echo "installs: building $way" && seconds make dist ;;
     source | image | built-*) ;;
     *) die "no way is called $way" ;;
@@ -212,7 +242,7 @@ for way in "${ways[@]}"; do
 done
 for way in "${ways[@]}"; do
     echo "installs: $way, load $(cut -d' ' -f1 /proc/loadavg)"
-    [ "$way" = image ] || bare
+    case $way in wheel-aarch64 | image) ;; *) bare ;; esac
     "from_$way"
 done
 echo "installs: passed (${ways[*]})"

@@ -84,11 +84,12 @@ def figures(bars, source):
     f16, four = by["Kvasir, 16 bits"], by["Kvasir, 4 bits"]
     llama = next(b for b in bars if b[0].startswith("llama.cpp"))
     faster, smaller = ours[1] / f16[1], f16[2] / ours[2]
-    return (f"At {DEPTH:,} tokens the default cache decodes {ours[1] / llama[1]:.1f} times as fast "
-            f"as llama.cpp\nat its best setting and {faster:.1f} times as fast as our own 16-bit "
-            f"cache, in {smaller:.1f} times less\nmemory; 4 bits: {four[1] / f16[1]:.1f} times as "
-            f"fast, {f16[2] / four[2]:.1f} times less memory. (SmolLM2-135M, two cores,\n"
-            f"[{source.name}](bench/results/{source.name}).)\n")
+    return (f"  At {DEPTH:,} tokens the default cache decodes {ours[1] / llama[1]:.1f} times as "
+            f"fast as llama.cpp at its best setting and {faster:.1f} times as fast\n"
+            f"  as our own 16-bit cache, in {smaller:.1f} times less memory; 4 bits: "
+            f"{four[1] / f16[1]:.1f} times as fast, {f16[2] / four[2]:.1f} times less memory\n"
+            "  (SmolLM2-135M, two cores, "
+            f"[{source.name}](bench/results/{source.name})).\n")
 
 
 def main():
@@ -98,7 +99,7 @@ def main():
     bars = values(rows)
     readme = ROOT / "README.md"
     text = readme.read_text()
-    new = re.sub(r"(<!-- figures[^>]*-->\n).*?(<!-- end of figures -->)",
+    new = re.sub(r"(<!-- figures[^>]*-->\n).*?( *<!-- end of figures -->)",
                  lambda m: m[1] + figures(bars, source) + m[2], text, flags=re.S)
     bad = 0
     for path, made in (readme, new), (ROOT / "docs/speed.svg", chart(bars, machine)):

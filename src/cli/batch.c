@@ -35,8 +35,9 @@
 
 struct batch_args {
     kvasir_model_options load;
-    const char *model, *in, *out, *order, *rerank_form;
+    const char *model, *in, *out, *order, *rerank_form, *generation_config, *seed;
     struct chat_args chat;
+    kvasir_sampling sampling; /* of requests that do not say; its seed changes theirs */
     struct engine_args engine;
     uint32_t max_tokens;
     bool clamp_tokens, strict_fields, quiet;
@@ -66,6 +67,10 @@ static const struct option OPTIONS[] = {
     {.name = "--strict-fields", .kind = OPTION_FLAG, ROW(strict_fields),
      .help = "fail requests with unknown fields, instead of naming them in the answer's "
              "\"warnings\""},
+    DRAWING_OPTIONS(struct batch_args, sampling, NO_ALIAS),
+    GENERATION_OPTION(struct batch_args, generation_config),
+    {.name = "--seed", .value = "N", .kind = OPTION_TEXT, ROW(seed), .shown = "0",
+     .help = "random seed of requests that bring none; each also draws by its custom_id"},
     RERANK_OPTION(struct batch_args, rerank_form),
     CHAT_OPTIONS(struct batch_args, chat),
     ENGINE_OPTIONS(struct batch_args, engine),
@@ -339,7 +344,6 @@ static bool enlist(struct batch *b, struct job *j) {
     return good;
 }
 
-/* The default length is shortened if there is no room for it. */
 /* A line of the input. */
 struct line {
     json_t *members;  /* object: all that is needed but the body */
@@ -403,7 +407,7 @@ static void read_request(struct batch *b, struct job *j, const struct line *line
     struct api_body body;
     j->protocol = protocol_of(url);
     /* A request without a seed gets one of its own, which is the same in every run. */
-    setup.sampling.seed = hash_fnv1a(j->custom_id, strlen(j->custom_id));
+    setup.sampling.seed += hash_fnv1a(j->custom_id, strlen(j->custom_id));
     if (!method || strcmp(method, "POST") != 0)
         refuse(j, "method", "is not \"POST\"");
     else if (!j->protocol)
@@ -568,15 +572,22 @@ static int open_files(struct batch *b, bool *nothing) {
 static int open_model(struct batch *b) {
     kvasir_error err;
     kvasir_model_info info;
+    kvasir_sampling sampling = b->a->sampling;
+    bool recommended;
     if (kvasir_model_open_with(b->a->model, &b->a->load, &b->model, &err))
         return library_error(&COMMAND, &err);
     kvasir_model_get_info(b->model, &info);
     kvasir_tokenizer *text = kvasir_model_tokenizer(b->model);
     int code = chat_set_template(&COMMAND, &b->chat, text);
+    if (!code)
+        code =
+            sampling_settle(&COMMAND, b->a->generation_config, b->model, &sampling, &recommended);
     if (code)
         return code;
-    if (!b->a->quiet)
+    if (!b->a->quiet) {
         print_model_line(&info);
+        print_sampling_line(&sampling, recommended);
+    }
     b->syntax = answer_syntax_of(text);
     model_base_name(b->a->model, b->name);
     b->grammars = grammar_cache_create(0, 0);
@@ -591,7 +602,7 @@ static int open_model(struct batch *b) {
                                   .max_choices = b->options.max_running,
                                   .max_prompts = API_PROMPTS_MAX,
                                   .max_tokens = b->a->max_tokens,
-                                  .sampling = kvasir_sampling_defaults(),
+                                  .sampling = sampling,
                                   .grammars = b->grammars,
                                   .width = info.dim,
                                   .pooling = kvasir_model_pooling(b->model),
@@ -699,9 +710,16 @@ static int run_batch(struct batch *b) {
 }
 
 int batch_main(int argc, char **argv) {
-    struct batch_args a = {.load = kvasir_model_defaults(), .engine = engine_args_defaults()};
+    struct batch_args a = {.load = kvasir_model_defaults(),
+                           .sampling = sampling_unset(),
+                           .engine = engine_args_defaults()};
     int code;
     if (!options_read(&COMMAND, argc, argv, &a, &code))
+        return code;
+    a.sampling.seed = 0;
+    if (a.seed)
+        code = sampling_seed(&COMMAND, a.seed, &a.sampling.seed);
+    if (code)
         return code;
     if (strcmp(a.order, "input") != 0 && strcmp(a.order, "finished") != 0)
         return usage_error(&COMMAND, "--order: \"%.40s\" is neither input nor finished", a.order);

@@ -330,8 +330,8 @@ static void print_conclusion(const struct demo *d) {
     const double bytes = (double)kvasir_seq_bytes(x->seq), less = (double)kvasir_seq_bytes(y->seq);
     const size_t common = common_length(&x->answer, &y->answer);
     char from[24], to[24];
-    printf("\nAfter %zu tokens of text the %s cache takes %s instead of %s, %.1f times less, and "
-           "answers %.2f times as fast. ",
+    printf("\nAfter %zu tokens of text the %s cache takes %s instead of %s, %.1f times less,\n"
+           "and answers %.2f times as fast. ",
            d->prompt.n, y->bits, human_bytes(less, to), human_bytes(bytes, from),
            ratio(bytes, less), ratio(tokens_per_second(y), tokens_per_second(x)));
     if (common == SIZE_MAX)

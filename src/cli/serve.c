@@ -189,6 +189,10 @@ static const struct option OPTIONS[] = {
      .shown = "none",
      .help = "send traces to this collector of OpenTelemetry, by OTLP over HTTP as JSON: "
              "http://127.0.0.1:4318"},
+    {.name = "--otlp-headers-file", .value = "FILE", .kind = OPTION_TEXT, ROW(otlp_headers_file),
+     .shown = "OTEL_EXPORTER_OTLP_HEADERS",
+     .help = "file with headers of requests to --otlp-endpoint, one per line, such as "
+             "\"Authorization: Bearer SECRET\"; # starts a comment"},
     {.name = "--log-prompts", .kind = OPTION_FLAG, ROW(server.log_prompts),
      .help = "write request bodies to the log, including prompts"},
     {.name = "--dry-run", .kind = OPTION_FLAG, ROW(dry_run),
@@ -220,6 +224,7 @@ struct serve {
     struct chat chat;
     char *key_text;  /* of --api-key-file */
     char *warm_text; /* of --warm-prompts */
+    char *trace_headers;
     struct server_key *keys;
     size_t n_keys, cap_keys;
     char name[MODEL_NAME_BYTES]; /* server.model_name if no flag gives it */
@@ -472,6 +477,8 @@ static int settle_flags(struct serve *s) {
     a->server.max_choices = a->engine.options.max_running;
     a->server.fixed_seed = a->seed != NULL;
     int code = serve_log_read(&COMMAND, a);
+    if (!code)
+        code = serve_traces_read(&COMMAND, a, &s->trace_headers);
     if (!code)
         code = settle_compat(s);
     if (!code)
@@ -726,6 +733,7 @@ int serve_main(int argc, char **argv) {
     chat_free(&s.chat);
     forget_keys(&s);
     free(s.warm_text);
+    mem_free(s.trace_headers);
     settings_free(&a.settings);
     return code;
 }

@@ -6,6 +6,7 @@
  *   serve_folder.c  the same from a folder or a file
  *   serve_plan.c    --dry-run
  *   serve_log.c     the log's form, and lines of the command itself
+ *   serve_traces.c  where traces are sent, with which headers
  */
 #ifndef KVASIR_CLI_SERVE_H
 #define KVASIR_CLI_SERVE_H
@@ -18,7 +19,7 @@ struct serve_args {
     struct settings settings;
     struct server_options server;
     const char *model, *models, *api_key_file, *warm_prompts, *sandbox, *generation_config, *seed,
-        *compat, *rerank_form, *log_format, *log_level;
+        *compat, *rerank_form, *log_format, *log_level, *otlp_headers_file;
     struct text_list api_keys, allowed_hosts, trusted_proxies;
     struct engine_args engine;
     struct chat_args chat;
@@ -35,7 +36,7 @@ int serve_plan_print(const struct command *c, kvasir_engine *engine, uint64_t re
 
 /* ---- the log (serve_log.c) ------------------------------------------------------------------- */
 
-/* Reads --log-format, --log-level and --otlp-endpoint. */
+/* Reads --log-format and --log-level. */
 int serve_log_read(const struct command *c, struct serve_args *a);
 /* A line of its own: at the start, at a signal. */
 void serve_say(const struct server_options *o, enum server_log_level level, const char *format, ...)
@@ -44,6 +45,12 @@ void serve_say(const struct server_options *o, enum server_log_level level, cons
 void serve_log_line(void *user, const char *line);
 /* kvasir_engine_options.on_note; user: a struct server_options */
 void serve_note(void *user, const char *line);
+
+/* ---- traces (serve_traces.c) ----------------------------------------------------------------- */
+
+/* Checks --otlp-endpoint; reads --otlp-headers-file, or the environment's, before --sandbox hides
+ * files. *headers, which a->server borrows: mem_free. */
+int serve_traces_read(const struct command *c, struct serve_args *a, char **headers);
 
 /* ---- several models (serve_models.c) --------------------------------------------------------- */
 

@@ -51,10 +51,23 @@ static int on_progress(void *user, curl_off_t a, curl_off_t b, curl_off_t c, cur
     return end > 0 && clock_seconds() > end;
 }
 
-static bool open_curl(struct otlp *o) {
+/* Also those of the lines of `more`, which may be NULL. */
+static bool set_headers(struct otlp *o, const char *more) {
     o->headers = curl_slist_append(NULL, "Content-Type: application/json");
+    bool good = o->headers != NULL;
+    for (const char *at = more ? more : ""; good && *at;) {
+        const size_t n = strcspn(at, "\n");
+        char *line = mem_strndup(at, n);
+        good = line && curl_slist_append(o->headers, line);
+        mem_free(line);
+        at += n + (at[n] != 0);
+    }
+    return good;
+}
+
+static bool open_curl(struct otlp *o) {
     CURL *h = o->curl = curl_easy_init();
-    if (!o->headers || !h)
+    if (!h)
         return false;
     curl_easy_setopt(h, CURLOPT_URL, o->url);
     curl_easy_setopt(h, CURLOPT_PROTOCOLS_STR, "http,https");
@@ -182,7 +195,7 @@ static void free_all(struct otlp *o) {
     free(o);
 }
 
-struct otlp *otlp_create(const char *endpoint, struct log *log) {
+struct otlp *otlp_create(const char *endpoint, const char *headers, struct log *log) {
     struct timespec now;
     struct otlp *o = calloc(1, sizeof *o);
     if (!o)
@@ -193,7 +206,8 @@ struct otlp *otlp_create(const char *endpoint, struct log *log) {
     o->unix_us = now.tv_sec * 1000000 + now.tv_nsec / 1000 - metrics_now_us();
     o->log = log;
     o->url = traces_url(endpoint);
-    if (o->url && open_curl(o) && pthread_create(&o->thread, NULL, otlp_thread, o) == 0)
+    if (o->url && set_headers(o, headers) && open_curl(o) &&
+        pthread_create(&o->thread, NULL, otlp_thread, o) == 0)
         return o;
     free_all(o);
     return NULL;

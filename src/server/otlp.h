@@ -39,9 +39,9 @@ struct otlp_figures {
 };
 
 struct otlp;
-/* endpoint: "http://127.0.0.1:4318"; "/v1/traces" is added unless it ends so. Borrows log, which
- * may be NULL. NULL: out of memory. */
-struct otlp *otlp_create(const char *endpoint, struct log *log);
+/* endpoint: "http://127.0.0.1:4318"; "/v1/traces" is added unless it ends so. headers: lines
+ * "Name: value\n" of each request, or NULL. Borrows log, which may be NULL. NULL: out of memory. */
+struct otlp *otlp_create(const char *endpoint, const char *headers, struct log *log);
 /* From any thread. */
 void otlp_add(struct otlp *o, const struct otlp_request *r);
 struct otlp_figures otlp_figures(struct otlp *o);

@@ -214,7 +214,7 @@ static struct server *make(const struct server_options *o) {
     s->kept = keeps ? kept_create(&s->requests, o->response_bytes, o->response_ttl_s) : NULL;
     const struct log_options log = {o->on_log, o->log_user, o->log_json, o->log_level};
     s->log = o->on_log ? log_create(&log) : NULL;
-    s->otlp = o->otlp_endpoint ? otlp_create(o->otlp_endpoint, s->log) : NULL;
+    s->otlp = o->otlp_endpoint ? otlp_create(o->otlp_endpoint, o->otlp_headers, s->log) : NULL;
     s->accounts = accounts_create(o->max_waiting);
     s->needs_key = o->n_api_keys > 0;
     s->options.api_keys = NULL; /* borrowed until server_create returns */

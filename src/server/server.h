@@ -89,6 +89,7 @@ struct server_options {
     uint32_t session_ttl_s;    /* how long sessions are, at most; 0: there are none */
     uint32_t keepalive_s;      /* between comments in a stream that has nothing else to send */
     const char *otlp_endpoint; /* URL of a collector of traces; NULL: none are made */
+    const char *otlp_headers;  /* "Name: value\n" each, of requests to it; NULL: none */
     bool log_prompts;          /* request bodies go to the log */
     bool log_json;             /* its lines are JSON objects */
     enum server_log_level log_level; /* the least important lines that are written */

@@ -144,6 +144,32 @@ b -i in -o free2 -q
 [ "$(result free1 a 'c["text"]')" = "$(result free2 a 'c["text"]')" ] || die "not the same again"
 [ "$(result free1 a 'c["text"]')" != "$(result free1 b 'c["text"]')" ] || die "not another answer"
 
+# flags are the defaults of requests that do not say; --seed gives other answers, the same again
+for id in a b; do request $id '{"prompt":"Once","max_tokens":30}'; done >in
+request c '{"prompt":"Once","max_tokens":30,"temperature":0,"repetition_penalty":1}' >>in
+b -i in -o flags1 --temp 1
+grep -qx 'sample: temperature 1' err || die "no line about sampling"
+b -i in -o flags2 -q --temperature 1 --seed 0
+b -i in -o flags3 -q --temp 1 --seed 5
+b -i in -o greedy -q
+for id in a b; do
+    is flags1 $id 'c["text"]' "$(result free1 $id 'c["text"]')"
+    is flags2 $id 'c["text"]' "$(result free1 $id 'c["text"]')"
+    [ "$(result flags3 $id 'c["text"]')" != "$(result free1 $id 'c["text"]')" ] || die "--seed"
+    is greedy $id 'c["text"]' "$(result flags1 c 'c["text"]')"
+done
+# what the model's makers recommend, unless --generation-config none or a flag says otherwise
+cp -r "$stories" recommending
+chmod -R u+w recommending
+echo '{"do_sample":true,"temperature":1.0}' >recommending/generation_config.json
+for how in model none; do
+    good batch -m recommending "${flags[@]}" -i in -o by-$how -q --generation-config $how
+done
+is by-model a 'c["text"]' "$(result free1 a 'c["text"]')"
+is by-none a 'c["text"]' "$(result greedy a 'c["text"]')"
+failing 2 '^kvasir batch: --seed: "x" is not a whole number' -i in -o no --seed x
+failing 2 '^kvasir batch: --generation-config: "x" is neither' -i in -o no --generation-config x
+
 # ---- template variables from the flag; no template ----
 said='"messages":[{"role":"user","content":"<s>Once"}]'
 request a "{$said,\"control_tokens\":\"all\",\"max_tokens\":2}" >in

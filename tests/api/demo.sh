@@ -31,11 +31,13 @@ done
 d --kv-bits f16
 grep -q '^f16 cache  *| f16 cache$' out || die "no columns: $(cat out)"
 grep -q 'tokens/s, .*MiB  *| .*tokens/s' out || die "no figures"
-grep -q '1.0 times less, .*Both answers are the same.$' out || die "no conclusion: $(tail -1 out)"
+conclusion() { # PATTERN: of its two lines
+    tail -n 2 out | tr '\n' ' ' | grep -Eq "$1" || die "no conclusion: $(tail -n 2 out)"
+}
+conclusion '1.0 times less, .*Both answers are the same. $'
 d --kv-bits 2
 grep -q '^2 cache' out && die "the order of the columns"
-grep -Eq 'the 2 cache takes .* instead of .*The answers are the same for [0-9]+ characters.$' out ||
-    die "no conclusion: $(tail -1 out)"
+conclusion 'the 2 cache takes .* instead of .*The answers are the same for [0-9]+ characters. $'
 
 # on a terminal the columns are drawn again and again
 script -qec "\"$kvasir\" demo -m \"$demo\" -f text -p \"$question\" -n 6 --temp 0" /dev/null \

@@ -134,7 +134,17 @@ class Reader:
             self.shell(command)
 
 
+def check_comparison():
+    """Of each feature of other pages, docs/page.md has a yes or the reason why not."""
+    rows = (ROOT / "docs/page.md").read_text(encoding="utf-8").split("## Beside others")[1]
+    ours = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", rows, re.M)
+    bad = [feature for feature, ours in ours if not re.match(r"yes\b|no: \S", ours)]
+    if bad or len(ours) < 20:
+        sys.exit(f"docs/page.md: neither yes nor a reason: {bad} of {len(ours)} rows")
+
+
 def main():
+    check_comparison()
     for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]):
         name = str(path.relative_to(ROOT))
         if name not in RUN and not any(name.startswith(e) for e in ELSEWHERE) and commands(path):

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The scripts of docs/examples, at small sizes: each ends by itself, prints what it is meant to
-# show, leaves no process and no file, and fails if there is no model.
+# show, leaves no process and no file, and fails if there is no model. The programs there give the
+# same answers in C and in Python.
 . "$(dirname "$0")/../support/api.bash"
 command -v curl >/dev/null || skip "no curl"
 examples=$SOURCE_DIR/docs/examples
@@ -60,4 +61,29 @@ PY
 else
     echo "skipped: rotating_cache, batched_histories, prefix_cache: no $MODEL"
 fi
-[ $ran != 0 ] || exit 77
+
+# ---- the library, in C and in Python: the same answers -------------------------------------------
+
+library=$(dirname "$kvasir")/libkvasir.so.0 python=$SOURCE_DIR/.venv-python/bin/python
+text="The lighthouse is 46 metres high and was built in 1858."
+questions=(" The year it was built:" " It is")
+if [ ! -f "$MODEL" ] || [ ! -e "$library" ] || nm -D "$library" | grep -qE '__[at]san'; then
+    echo "skipped: answers.c, answers.py: no model, or no library without a sanitizer"
+    [ $ran != 0 ] || exit 77
+    exit 0
+fi
+cc -Wall -Wextra -Werror -I "$SOURCE_DIR/include" "$examples/answers.c" "$library" -o answers ||
+    die "answers.c"
+LD_LIBRARY_PATH=$(dirname "$library") timeout 60 ./answers "$MODEL" "$text" "${questions[@]}" \
+    >out || die "answers"
+has '^ The year it was built: 1858'
+has '^ It is .* '
+if [ -x "$python" ]; then
+    cp -r "$SOURCE_DIR/python" .
+    "$python" python/build_api.py "$SOURCE_DIR/include" python/kvasir/_api.h || die "build_api.py"
+    KVASIR_LIBRARY=$library PYTHONPATH=python timeout 60 "$python" "$examples/answers.py" "$MODEL" \
+        "$text" "${questions[@]}" >python.out || die "answers.py"
+    head -n "$(wc -l <out)" python.out | cmp - out || die "answers.py answers otherwise"
+else
+    echo "skipped: answers.py: no $python"
+fi

@@ -57,6 +57,8 @@ rm "$at"/lib/libkvasir.so*
 cc user.c $(pkg-config --static --cflags --libs kvasir) -o with_static
 ./with_static | grep -qx ok
 
+cc "$SOURCE_DIR/docs/examples/answers.c" $(pkg-config --static --cflags --libs kvasir) -o answers
+
 "$SOURCE_DIR/tools/uninstall.sh" "$build" /opt/kvasir >"$scratch/log"
 left=$(find "$DESTDIR" -not -type d)
 [ -z "$left" ] || { echo "left behind:" $left && exit 1; }

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# python/: the module's own tests over libkvasir with stories260K; mypy --strict on both.
+# python/: the module's own tests over libkvasir with stories260K; mypy --strict on both, and on the
+# example in docs/.
 . "$(dirname "$0")/../support/api.bash"
 stories=$SHARED_DIR/models/stories260K/hf
 python=$SOURCE_DIR/.venv-python/bin/python
@@ -18,4 +19,5 @@ export KVASIR_LIBRARY=$library KVASIR_TEST_MODEL=$stories KVASIR_TEST_PROGRAM=$k
 export PYTHONPATH=$PWD/python
 timeout "$(limit 100)" "$python" python/tests/test_kvasir.py >out 2>err || die "the module's tests"
 grep -q '^OK$' err || die "no tests"
+cp "$SOURCE_DIR/docs/examples/answers.py" python/tests/
 (cd python && timeout "$(limit 200)" "$python" -m mypy >../out 2>../err) || die "mypy --strict"

@@ -26,12 +26,14 @@ class Collector:
 
     def __init__(self):
         self.spans, self.status, self.hang = [], 200, threading.Event()
+        self.headers = {}  # of the last one
         self.answers = threading.Event()
         collector = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                collector.headers = self.headers
                 if collector.hang.is_set():
                     collector.answers.wait(60)
                 if collector.status == 200:
@@ -79,11 +81,11 @@ def attributes(of):
 
 
 class Server:
-    def __init__(self, *flags):
+    def __init__(self, *flags, **environment):
         self.lines, self.log = [], open("log", "w+")
         self.p = subprocess.Popen(
             [PROGRAM, "serve", "-m", MODEL, "--port", "0", "--cache-memory-mb", "64", *flags],
-            stderr=self.log)
+            stderr=self.log, env={**os.environ, **environment})
         said = self.line(lambda x: "listening on" in x.get("message", ""))
         self.port = int(said["message"].rsplit(":", 1)[1])
 
@@ -246,5 +248,31 @@ def test_spans(collector):
     collector.answers.set()
 
 
+def headers_sent(collector, *flags, **environment):
+    """The headers of a request with spans."""
+    s = Server("--log-format", "json", "--otlp-endpoint", collector.url, *flags, **environment)
+    n = len(collector.spans)
+    s.ask("POST", "/v1/completions", {"prompt": [1, 2], "max_tokens": 1})
+    check(s.end() == 0 and len(collector.spans) > n, "no spans")
+    check("s3cret" not in s.text(), s.text())
+    return collector.headers
+
+
+def test_headers(collector):
+    with open("headers", "w") as f:
+        f.write("# for the collector\n\n Authorization : Bearer s3cret=1\t\r\nX-Scope:a b")
+    given = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Basic%20s3cret, x-team = a%2Cb ,"}
+    sent = headers_sent(collector, **given)
+    check(sent["Authorization"] == "Basic s3cret" and sent["X-Team"] == "a,b", sent)
+    sent = headers_sent(collector, "--otlp-headers-file", "headers", **given)
+    check(sent["Authorization"] == "Bearer s3cret=1" and sent["X-Scope"] == "a b", sent)
+    check("X-Team" not in sent, sent)
+    given["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] = "x-only=traces"
+    sent = headers_sent(collector, **given)
+    check(sent["X-Only"] == "traces" and "Authorization" not in sent, sent)
+    check("Authorization" not in headers_sent(collector), "headers from nowhere")
+
+
 test_log()
 test_spans(Collector())
+test_headers(Collector())

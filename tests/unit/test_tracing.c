@@ -174,7 +174,7 @@ static void test_no_collector(void **state) {
     enum { MANY = 5000 };
     const struct otlp_request r = {
         .trace = {TRACE, "", true}, .route = "chat", .finish = "stop", .begin_us = 1, .end_us = 2};
-    struct otlp *o = otlp_create("http://127.0.0.1:1/v1/traces", NULL);
+    struct otlp *o = otlp_create("http://127.0.0.1:1/v1/traces", NULL, NULL);
     (void)state;
     assert_non_null(o);
     const double start = clock_seconds();
