@@ -36,7 +36,8 @@ pack_libraries() { # FOLDER
     for name in cmocka edit bsd md tinfo seccomp utf8proc sodium hiredis jansson pcre2-8 xxhash; do
         cp -L /usr/lib/*-linux-gnu/lib$name.so.[0-9]* "$1/"
     done
-    nm -D build-cuda/kvasir | sed -n 's/^ *U \(archive_[a-z0-9_]*\).*/void *\1(void) { return 0; }/p' |
+    nm -D build-cuda/kvasir |
+        sed -n 's/^ *U \(archive_[a-z0-9_]*\).*/void *\1(void) { return 0; }/p' |
         gcc -shared -fPIC -Wl,-soname,libarchive.so.13 -o "$1/libarchive.so.13" -x c -
 }
 
