@@ -201,12 +201,13 @@ struct block_rows {
 // 16 outputs of these rows; `part` and `total` are shared.
 template <class F, int TILES, int SLOTS>
 __device__ __forceinline__ void
-make_outputs(const product_args &a, const weight_view &v, uint32_t tile, const block_rows &b,
+make_outputs(const act_view &act, const product_part &p, uint32_t tile, const block_rows &b,
              float (&part)[SLOTS][tile_rows<F::BITS> * TILES * PART_STRIDE],
              float (&total)[tile_rows<F::BITS> * TILES * TILE_OUTPUTS]) {
     constexpr int BITS = F::BITS;
     constexpr uint32_t ROWS = tile_rows<BITS> * TILES, PLANES = BITS == 8 ? 1 : 2;
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const weight_view &v = p.w;
     const uint32_t runs = (v.pairs + RUN_PAIRS - 1) / RUN_PAIRS;
     const columns c = {b.row0, b.first * PLANES, b.end * PLANES,
                        (b.end + tile_rows<BITS> - 1) / tile_rows<BITS>};
@@ -219,7 +220,7 @@ make_outputs(const product_args &a, const weight_view &v, uint32_t tile, const b
 #pragma unroll
                 for (int i = 0; i < lane_outputs<BITS>; i++)
                     acc[t][i] = 0;
-            F::template add_run<TILES>(v, a.act, tile, run, c, lane, acc);
+            F::template add_run<TILES>(v, act, tile, run, c, lane, acc);
             keep_run<BITS, TILES>(part[run - first], lane, acc);
         }
         __syncthreads();
@@ -233,17 +234,17 @@ make_outputs(const product_args &a, const weight_view &v, uint32_t tile, const b
                 sum += part[run - first][row * PART_STRIDE + output];
             total[i] = sum;
             if (end == runs)
-                a.y[(size_t)(b.y_row + row - b.first) * v.n + j] = a.bias ? sum + a.bias[j] : sum;
+                p.y[(size_t)(b.y_row + row - b.first) * v.n + j] = p.bias ? sum + p.bias[j] : sum;
         }
         __syncthreads(); // before the slots are written again
     }
 }
 
-// grid: [16 outputs][64 rows]. Few rows: two blocks a multiprocessor at least, so that enough
+// grid: [16 outputs, of one matrix after the other][64 rows]. Few rows: two blocks a multiprocessor at least, so that enough
 // weights are on their way.
 template <class F, int TILES>
 __global__ void __launch_bounds__(WARPS_MAX * 32, TILES == 1 ? 2 : 1)
-    product_kernel(const product_args a) {
+    product_kernel(const __grid_constant__ product_args a) {
     constexpr uint32_t ROWS = tile_rows<F::BITS> * TILES;
     // runs between two meetings of the warps: what fits into 40 KB
     constexpr uint32_t SLOTS = ROWS <= 8 ? 32 : ROWS <= 32 ? 16 : 8;
@@ -252,24 +253,29 @@ __global__ void __launch_bounds__(WARPS_MAX * 32, TILES == 1 ? 2 : 1)
     __shared__ float total[ROWS * TILE_OUTPUTS];
     kernel_comes();
     const uint32_t row0 = blockIdx.y * CHUNK_ROWS;
-    make_outputs<F, TILES>(a, a.w, blockIdx.x, {row0, 0, min(a.rows - row0, ROWS), row0}, part,
-                           total);
+    uint32_t i = 0;
+    while (i + 1 < a.parts && blockIdx.x >= a.part[i + 1].first)
+        i++;
+    const product_part &p = a.part[i];
+    make_outputs<F, TILES>(a.act, p, blockIdx.x - p.first,
+                           {row0, 0, min(a.rows - row0, ROWS), row0}, part, total);
 }
 
-// grid: [item][16 outputs], in x. a.w: the shape that all matrices of the table have.
+// grid: [item][16 outputs], in x. part[0]: the shape that all matrices of the table have.
 template <class F>
-__global__ void __launch_bounds__(WARPS_MAX * 32, 2) chosen_kernel(const product_args a) {
+__global__ void __launch_bounds__(WARPS_MAX * 32, 2)
+    chosen_kernel(const __grid_constant__ product_args a) {
     constexpr uint32_t ROWS = tile_rows<F::BITS>, SLOTS = 32;
     __shared__ float part[SLOTS][ROWS * PART_STRIDE];
     __shared__ float total[ROWS * TILE_OUTPUTS];
     kernel_begins();
-    const uint32_t tiles = (a.w.n + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
+    product_part p = a.part[0];
+    const uint32_t tiles = (p.w.n + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
     const uint32_t item = blockIdx.x / tiles, tile = blockIdx.x % tiles, row = item / a.per_row;
     const uint32_t chosen = a.choice[item], in_tile = row % ROWS;
-    const weight_view v = a.table[chosen];
-    product_args own = a;
-    own.bias = a.bias ? a.bias + (size_t)chosen * v.n : nullptr;
-    make_outputs<F, 1>(own, v, tile, {row - in_tile, in_tile, in_tile + 1, item}, part, total);
+    p.w = a.table[chosen];
+    p.bias = p.bias ? p.bias + (size_t)chosen * p.w.n : nullptr;
+    make_outputs<F, 1>(a.act, p, tile, {row - in_tile, in_tile, in_tile + 1, item}, part, total);
 }
 
 // ---- float32 matrices ------------------------------------------------------------------------
@@ -301,36 +307,38 @@ __device__ __forceinline__ void single_output(const float *w, const float *x, ui
 __global__ void __launch_bounds__(SINGLE_WARPS * 32)
     single_kernel(const product_args a, const float *x) {
     kernel_begins();
-    const uint32_t blocks = (a.w.n + SINGLE_WARPS - 1) / SINGLE_WARPS;
+    const product_part &p = a.part[0];
+    const uint32_t blocks = (p.w.n + SINGLE_WARPS - 1) / SINGLE_WARPS;
     const uint32_t j = blockIdx.x % blocks * SINGLE_WARPS + threadIdx.x / 32;
     const uint32_t row0 = blockIdx.x / blocks * SINGLE_ROWS;
     const uint32_t rows = min(a.rows - row0, (uint32_t)SINGLE_ROWS);
     float sum[SINGLE_ROWS];
-    if (j >= a.w.n)
+    if (j >= p.w.n)
         return;
-    single_output((const float *)a.w.codes + (size_t)j * a.w.k, x + (size_t)row0 * a.w.k, rows,
-                  a.w.k, sum);
+    single_output((const float *)p.w.codes + (size_t)j * p.w.k, x + (size_t)row0 * p.w.k, rows,
+                  p.w.k, sum);
     if (threadIdx.x % 32 == 0)
 #pragma unroll
         for (uint32_t r = 0; r < SINGLE_ROWS; r++)
             if (r < rows)
-                a.y[(size_t)(row0 + r) * a.w.n + j] = a.bias ? sum[r] + a.bias[j] : sum[r];
+                p.y[(size_t)(row0 + r) * p.w.n + j] = p.bias ? sum[r] + p.bias[j] : sum[r];
 }
 
 __global__ void __launch_bounds__(SINGLE_WARPS * 32)
     single_chosen_kernel(const product_args a, const float *x) {
     kernel_begins();
-    const uint32_t blocks = (a.w.n + SINGLE_WARPS - 1) / SINGLE_WARPS;
+    const product_part &p = a.part[0];
+    const uint32_t blocks = (p.w.n + SINGLE_WARPS - 1) / SINGLE_WARPS;
     const uint32_t j = blockIdx.x % blocks * SINGLE_WARPS + threadIdx.x / 32;
     const uint32_t item = blockIdx.x / blocks, chosen = a.choice[item];
     float sum[SINGLE_ROWS];
-    if (j >= a.w.n)
+    if (j >= p.w.n)
         return;
-    single_output((const float *)a.table[chosen].codes + (size_t)j * a.w.k,
-                  x + (size_t)(item / a.per_row) * a.w.k, 1, a.w.k, sum);
+    single_output((const float *)a.table[chosen].codes + (size_t)j * p.w.k,
+                  x + (size_t)(item / a.per_row) * p.w.k, 1, p.w.k, sum);
     if (threadIdx.x % 32 == 0)
-        a.y[(size_t)item * a.w.n + j] =
-            a.bias ? sum[0] + a.bias[(size_t)chosen * a.w.n + j] : sum[0];
+        p.y[(size_t)item * p.w.n + j] =
+            p.bias ? sum[0] + p.bias[(size_t)chosen * p.w.n + j] : sum[0];
 }
 
 // ---- launches --------------------------------------------------------------------------------
@@ -393,24 +401,27 @@ uint32_t product_threads(const weight_view &w) {
     return 32 * ceil_div(runs, ceil_div(runs, WARPS_MAX));
 }
 
-void product(cuda_backend *b, const float *x, uint32_t rows, const weight_view &w,
-             const float *bias, float *y) {
-    product_args a = {};
-    a.w = w;
-    a.rows = rows;
-    a.bias = bias;
-    a.y = y;
+// y[i] = x . w[i]^T for matrices with one kernel and one rounding of x.
+void product(cuda_backend *b, const float *x, product_args a) {
+    const weight_view &w = a.part[0].w;
     if (w.form == SINGLES) {
-        const uint32_t blocks = ceil_div(w.n, SINGLE_WARPS) * ceil_div(rows, SINGLE_ROWS);
+        const uint32_t blocks = ceil_div(w.n, SINGLE_WARPS) * ceil_div(a.rows, SINGLE_ROWS);
         cuda_ok(b, launch_early(b, single_kernel, dim3(blocks), SINGLE_WARPS * 32, 0, a, x));
         return;
     }
-    a.act = round_rows(b, x, rows, w);
+    a.act = round_rows(b, x, a.rows, w);
+    const product_part &last = a.part[a.parts - 1];
     const product_fn kernel =
-        b->act_bits == 8 ? kernel_for<8>(w, rows, false) : kernel_for<16>(w, rows, false);
-    cuda_ok(b,
-            launch_early(b, kernel, dim3(ceil_div(w.n, TILE_OUTPUTS), ceil_div(rows, CHUNK_ROWS)),
-                         product_threads(w), 0, a));
+        b->act_bits == 8 ? kernel_for<8>(w, a.rows, false) : kernel_for<16>(w, a.rows, false);
+    const uint32_t tiles = last.first + ceil_div(last.w.n, TILE_OUTPUTS);
+    cuda_ok(b, launch_early(b, kernel, dim3(tiles, ceil_div(a.rows, CHUNK_ROWS)),
+                            product_threads(w), 0, a));
+}
+
+// Whether one launch can make the products of both.
+bool same_kernel(const weight_view &a, const weight_view &b) {
+    return a.form == b.form && a.form != SINGLES && a.group == b.group && a.biased == b.biased &&
+           (a.form != FLOATS || a.bf16 == b.bf16);
 }
 
 } // namespace
@@ -422,42 +433,54 @@ size_t product_scratch_bytes_cuda(uint32_t max_rows, uint32_t max_inputs) {
     return codes > floats ? codes : floats;
 }
 
-// Each product rounds x anew into the same scratch: its first kernel waits for the last product.
+// Matrices of one kernel are one launch, after one that rounds x; the next ones round it anew into
+// the same scratch: that kernel waits for the last product.
 void cuda_matmul(struct backend *base, const float *x, uint32_t rows,
                  const struct backend_weight *const *w, const float *const *bias, float *const *y,
                  uint32_t count) {
     cuda_backend *b = cuda_of(base);
     ASSERT(count >= 1 && count <= MATMULS_MAX);
     ASSERT(b->reserved || !cuda_works(b));
+    product_args a = {};
+    a.rows = rows;
     for (uint32_t i = 0; i < count && rows > 0 && cuda_works(b); i++) {
         const weight_view *v = weight_view_of(w[i]);
         ASSERT(rows <= b->limits.rows && v->k <= b->limits.dim);
         ASSERT(v->k == weight_view_of(w[0])->k);
-        product(b, x, rows, *v, bias[i], y[i]);
+        product_part *last = a.parts ? &a.part[a.parts - 1] : nullptr;
+        if (last && !same_kernel(last->w, *v)) {
+            product(b, x, a);
+            a.parts = 0;
+            last = nullptr;
+        }
+        a.part[a.parts++] = {*v, bias[i], y[i],
+                             last ? last->first + ceil_div(last->w.n, TILE_OUTPUTS) : 0};
     }
+    if (a.parts > 0 && cuda_works(b))
+        product(b, x, a);
 }
 
 void product_chosen(cuda_backend *b, const chosen_products *p, const float *x, uint32_t x_rows,
                     uint32_t per_row, const uint32_t *choice, uint32_t items, float *y) {
     product_args a = {};
-    a.w = p->shape;
+    const weight_view &w = p->shape;
+    a.part[0] = {w, p->bias, y, 0};
+    a.parts = 1;
     a.rows = x_rows;
-    a.bias = p->bias;
-    a.y = y;
     a.table = p->table;
     a.choice = choice;
     a.per_row = per_row;
     if (items == 0 || !cuda_works(b))
         return;
     ASSERT(x_rows <= (size_t)b->limits.rows * std::max(b->limits.top_k, 1u));
-    if (a.w.form == SINGLES) {
-        const uint32_t blocks = ceil_div(a.w.n, SINGLE_WARPS) * items;
+    if (w.form == SINGLES) {
+        const uint32_t blocks = ceil_div(w.n, SINGLE_WARPS) * items;
         cuda_ok(b, launch_early(b, single_chosen_kernel, dim3(blocks), SINGLE_WARPS * 32, 0, a, x));
         return;
     }
-    a.act = round_rows(b, x, x_rows, a.w);
+    a.act = round_rows(b, x, x_rows, w);
     const product_fn kernel =
-        b->act_bits == 8 ? kernel_for<8>(a.w, 1, true) : kernel_for<16>(a.w, 1, true);
-    cuda_ok(b, launch_early(b, kernel, dim3(ceil_div(a.w.n, TILE_OUTPUTS) * items),
-                            product_threads(a.w), 0, a));
+        b->act_bits == 8 ? kernel_for<8>(w, 1, true) : kernel_for<16>(w, 1, true);
+    cuda_ok(b, launch_early(b, kernel, dim3(ceil_div(w.n, TILE_OUTPUTS) * items),
+                            product_threads(w), 0, a));
 }

@@ -176,12 +176,18 @@ __device__ __forceinline__ float2 two_scalars(uint32_t v, bool bf16) {
 
 // ---- what a product is asked for -------------------------------------------------------------
 
-struct product_args {
+// One matrix of a launch: outputs from tile `first` of the launch's tiles on.
+struct product_part {
     weight_view w;
-    act_view act;
-    uint32_t rows;
     const float *bias;
     float *y;
+    uint32_t first;
+};
+struct product_args {
+    product_part part[MATMULS_MAX]; // by rising `first`; all of one kernel
+    uint32_t parts;
+    act_view act;
+    uint32_t rows;
     // of chosen matrices (experts), else NULL: item i takes row i / per_row of x
     const weight_view *table;
     const uint32_t *choice;
