@@ -351,7 +351,7 @@ static void check_formats(const char *name, struct kv_format k, struct kv_format
     struct scene_seq seqs[] = {
         {.length = 5000, .rows = 1, .span = UINT32_MAX, .switch_at = UINT32_MAX},
         {.length = 330, .rows = 1, .span = UINT32_MAX, .switch_at = UINT32_MAX},
-        {.length = 300, .rows = 1, .span = UINT32_MAX, .switch_at = 3},
+        {.length = 300, .rows = 1, .span = UINT32_MAX, .switch_at = 4},
         {.length = 3000, .rows = 1, .keep = 4, .span = 1000, .switch_at = UINT32_MAX},
         {.length = 500, .rows = 70, .span = UINT32_MAX, .switch_at = 5},
         {.length = 400, .rows = 5, .span = 130, .switch_at = UINT32_MAX},
