@@ -53,6 +53,8 @@ typedef struct kvasir_error {
 
 KVASIR_API const char *kvasir_status_text(kvasir_status status);
 KVASIR_API const char *kvasir_version(void);
+/* GPUs that "cuda:N" of kvasir_context_options.device can name; 0 in a build without CUDA. */
+KVASIR_API int kvasir_gpus(void);
 /* Frees memory of functions that say so. */
 KVASIR_API void kvasir_free(void *p);
 

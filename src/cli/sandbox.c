@@ -12,8 +12,8 @@
  *
  * NEEDS is the one place that says which feature needs what. A new feature that opens a file or
  * makes a system call while the server runs gets a row; sandbox.py and traces.py of tests/api/ use
- * all. There is no row for devices: the program has no backend that uses one. CUDA's driver opens
- * /dev/nvidia* and calls ioctl on them, from threads of its own.
+ * all. There is no row for GPUs: CUDA's driver loads code, opens /dev/nvidia* and calls ioctl on
+ * them, from threads of its own and while the server runs. On a GPU there is no sandbox (serve.c).
  */
 #define _GNU_SOURCE /* O_PATH, CLONE_THREAD */
 #include "cli.h"

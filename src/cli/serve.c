@@ -376,6 +376,20 @@ static void settle_name(struct serve *s) {
         s->a->server.model_name = s->name;
 }
 
+/* A GPU's driver loads code, opens devices and controls them all the time. */
+static int settle_gpu(struct serve *s) {
+    if (strcmp(s->a->engine.options.context.device, "cpu") == 0 || kvasir_gpus() == 0)
+        return EXIT_GOOD;
+    if (s->sandbox.required)
+        return run_error(&COMMAND,
+                         "--sandbox on: impossible on a GPU, whose driver needs more than "
+                         "it leaves: give --device cpu or --sandbox auto");
+    if (s->sandbox.wanted && !s->a->quiet)
+        serve_say(&s->a->server, SERVER_LOG_INFO, "sandbox: off, because --device may use a GPU");
+    s->sandbox.wanted = false;
+    return EXIT_GOOD;
+}
+
 /* What the flags, and what the service manager has set, need. */
 static int settle_sandbox(struct serve *s) {
     const struct serve_args *a = s->a;
@@ -401,7 +415,8 @@ static int settle_sandbox(struct serve *s) {
         (void)mkdir(s->options.cache_dir, 0700);
     if (!a->dry_run)
         serve_models_make_folders(&s->models);
-    return sandbox_read(&COMMAND, a->sandbox, &s->sandbox);
+    const int code = sandbox_read(&COMMAND, a->sandbox, &s->sandbox);
+    return code ? code : settle_gpu(s);
 }
 
 static int settle_compat(struct serve *s) {

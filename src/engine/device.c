@@ -33,6 +33,14 @@ static kvasir_status parse_device(const char *text, int *out, kvasir_error *err)
                       "\"%.40s\" is not auto, cpu, cuda or cuda:N", text);
 }
 
+int kvasir_gpus(void) {
+#ifdef KVASIR_CUDA
+    return backend_cuda_devices();
+#else
+    return 0;
+#endif
+}
+
 static kvasir_status create_cuda(int device, int act_bits, struct backend **out,
                                  kvasir_error *err) {
 #ifdef KVASIR_CUDA

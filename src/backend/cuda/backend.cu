@@ -19,6 +19,11 @@
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/internal.cuh"
 
+extern "C" int backend_cuda_devices(void) {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
 // ---- life ------------------------------------------------------------------------------------
 
 static kvasir_status open_device(cuda_backend *b, int device, kvasir_error *err) {

@@ -20,6 +20,9 @@ struct backend_cuda_options {
 kvasir_status backend_cuda_create(struct backend **out, const struct backend_cuda_options *options,
                                   kvasir_error *err) MUST_CHECK;
 
+/* How many devices the driver lists; 0: none, or there is no driver. */
+int backend_cuda_devices(void);
+
 #ifdef __cplusplus
 }
 #endif
