@@ -240,8 +240,8 @@ make_outputs(const act_view &act, const product_part &p, uint32_t tile, const bl
     }
 }
 
-// grid: [16 outputs, of one matrix after the other][64 rows]. Few rows: two blocks a multiprocessor at least, so that enough
-// weights are on their way.
+// grid: [16 outputs, of one matrix after the other][64 rows]. Few rows: two blocks a multiprocessor
+// at least, so that enough weights are on their way.
 template <class F, int TILES>
 __global__ void __launch_bounds__(WARPS_MAX * 32, TILES == 1 ? 2 : 1)
     product_kernel(const __grid_constant__ product_args a) {
