@@ -222,7 +222,7 @@ static void test_no_bytes(void **state) {
     need(tree_create(cache, 1000, &tree, &err));
     need(tier_memory_create(1 << 20, &t.tiers[0], &err));
     assert_int_equal(tiers_create(tree, &t, &tiers, &err), KVASIR_ERR_UNSUPPORTED);
-    assert_string_equal(err.text, "the host cannot reach this device's pages");
+    assert_non_null(strstr(err.text, "whose pages the host cannot reach"));
     tree_destroy(tree);
     kv_cache_destroy(cache);
     backend_destroy(backend);
