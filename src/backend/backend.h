@@ -122,6 +122,10 @@ struct key_centre {
  * subtracts it. The definition, in double: what a backend stores agrees up to rounding. */
 void key_centre_add(const struct key_centre *c, uint32_t layer, uint32_t head, uint32_t pos,
                     double sign, float *key);
+/* The middle of a tile, about which the waves are even and odd. */
+#define TILE_MIDDLE ((TILE_TOKENS - 1) / 2.0)
+/* waves [n][2][64]: cos, then sin of (t - TILE_MIDDLE) w_j for the 64 tokens t of a tile. */
+void key_centre_waves(const struct key_centre *c, float *waves);
 
 /* One sequence in one layer group, as a step sees it. Pages that no query of this step or
  * later can see may have been dropped: the table holds page numbers [0, kept_pages) and then

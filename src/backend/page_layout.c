@@ -35,6 +35,16 @@ void key_centre_add(const struct key_centre *c, uint32_t layer, uint32_t head, u
     }
 }
 
+void key_centre_waves(const struct key_centre *c, float *waves) {
+    for (uint32_t j = 0; j < c->n; j++, waves += 2 * TILE_TOKENS)
+        for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+            double cosine, sine;
+            m_sincos((t - TILE_MIDDLE) * c->inv_freq[j], &sine, &cosine);
+            waves[t] = (float)cosine;
+            waves[TILE_TOKENS + t] = (float)sine;
+        }
+}
+
 static void tile_convert(const struct page_conversion *c, enum tile_kind part, uint32_t layer,
                          uint32_t head, const uint8_t *in, uint8_t *out) {
     const struct tile_layout *from = part == TILE_K ? &c->from->k : &c->from->v,

@@ -66,7 +66,7 @@ kvasir_status device_create(const kvasir_context_options *o, struct backend **ou
             create_cuda(device == DEVICE_ANY ? 0 : device, o->act_bits, out, err);
         if (status != KVASIR_OK && device != DEVICE_ANY && err)
             err->field = "context.device";
-        if (status == KVASIR_OK || status != KVASIR_ERR_UNSUPPORTED || device != DEVICE_ANY)
+        if (status != KVASIR_ERR_UNSUPPORTED || device != DEVICE_ANY)
             return status;
     }
     return backend_cpu_create(out, &cpu, err);

@@ -34,9 +34,6 @@ enum {
 
 _Static_assert(SPLIT_TILES *TILE_TOKENS == SPLIT_TOKENS, "tiles of a split");
 
-/* Halfway between tokens 31 and 32, so that the waves of kernels.h are even and odd about it. */
-#define TILE_MIDDLE 31.5
-
 /* A rotation: cos and sin of its angle. */
 struct turn {
     double c, s;
@@ -81,13 +78,7 @@ static kvasir_status table_init(struct centre_table *t, const struct key_centre 
     t->splits = mem_alloc_aligned((size_t)LEVELS * DIGITS * c->n * 2 * sizeof *t->splits);
     if (!t->waves || !t->tiles || !t->splits)
         return fail(err, KVASIR_ERR_MEMORY, "tables for centred keys: out of memory");
-    for (uint32_t j = 0; j < c->n; j++)
-        for (uint32_t i = 0; i < TILE_TOKENS; i++) {
-            double s, cosine;
-            m_sincos((i - TILE_MIDDLE) * c->inv_freq[j], &s, &cosine);
-            t->waves[(size_t)j * 2 * TILE_TOKENS + i] = (float)cosine;
-            t->waves[((size_t)j * 2 + 1) * TILE_TOKENS + i] = (float)s;
-        }
+    key_centre_waves(c, t->waves);
     fill_turns(t->tiles, SPLIT_TILES, TILE_MIDDLE, TILE_TOKENS, c);
     double step = SPLIT_TOKENS;
     for (size_t level = 0; level < LEVELS; level++, step *= DIGITS)

@@ -9,18 +9,6 @@
 // The tables are made once for each layer group, after reserve, and live as long as the backend.
 #include "backend/cuda/internal.cuh"
 
-constexpr double TILE_MIDDLE = 31.5;
-
-static void fill_waves(const key_centre *c, float *waves) {
-    for (uint32_t j = 0; j < c->n; j++, waves += 2 * TILE_TOKENS)
-        for (uint32_t t = 0; t < TILE_TOKENS; t++) {
-            double sine, cosine;
-            m_sincos((t - TILE_MIDDLE) * c->inv_freq[j], &sine, &cosine);
-            waves[t] = (float)cosine;
-            waves[TILE_TOKENS + t] = (float)sine;
-        }
-}
-
 // False: no memory is left, or the device has an error.
 static bool upload_centre(cuda_backend *b, const key_centre *c, dev_centre *out) {
     const uint32_t heads = c->layers * c->kv_heads;
@@ -28,7 +16,7 @@ static bool upload_centre(cuda_backend *b, const key_centre *c, dev_centre *out)
     float *waves = (float *)mem_alloc(wave_bytes);
     if (!waves)
         return false;
-    fill_waves(c, waves);
+    key_centre_waves(c, waves);
     out->n = c->n;
     out->inv_freq = (const double *)cuda_upload(&b->base, c->inv_freq, c->n * sizeof(double));
     out->first = (const uint32_t *)cuda_upload(&b->base, c->first, (heads + 1) * sizeof *c->first);

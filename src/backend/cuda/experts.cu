@@ -57,13 +57,6 @@ __device__ __forceinline__ uint64_t rank_key(float logit, uint32_t expert) {
     return (uint64_t)u << 32 | (UINT32_MAX - 1 - expert);
 }
 
-__device__ __forceinline__ double warp_sum(double v) {
-#pragma unroll
-    for (int step = 1; step < WARP; step *= 2)
-        v += __shfl_xor_sync(~0u, v, step);
-    return v;
-}
-
 __device__ __forceinline__ void choose(const route_args &a, const float *logits, uint32_t lane,
                                        uint32_t *chosen) {
     uint64_t last = UINT64_MAX;

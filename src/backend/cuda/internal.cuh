@@ -236,8 +236,16 @@ template <class T> bool device_array(size_t n, T **out) {
 }
 
 // Blocks that n values take, `each` a block.
-static inline uint32_t blocks_of(size_t n, uint32_t each) {
+static inline BACKEND_DEVICE uint32_t blocks_of(size_t n, uint32_t each) {
     return (uint32_t)((n + each - 1) / each);
+}
+
+// The sum of a value over a warp's lanes, in each of them: neighbours, pairs, fours ...
+template <class T> __device__ __forceinline__ T warp_sum(T v) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2)
+        v += __shfl_xor_sync(~0u, v, step);
+    return v;
 }
 
 // ---- errors (error.cu) -----------------------------------------------------------------------

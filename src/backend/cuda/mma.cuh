@@ -91,6 +91,9 @@ __device__ __forceinline__ uint32_t word_of(const uint4 &v, int j) {
 
 // ---- numbers ---------------------------------------------------------------------------------
 
+__device__ __forceinline__ float to_float(uint16_t bits, bool bf16) {
+    return bf16 ? __uint_as_float((uint32_t)bits << 16) : __half2float(__ushort_as_half(bits));
+}
 __device__ __forceinline__ float exp2_fast(float x) { // 2 ulp; -inf gives 0
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

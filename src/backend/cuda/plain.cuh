@@ -10,9 +10,8 @@
 //     exact formats:                element R * 4 * lanes + lane * 4 + r % 4
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include "backend/cuda/internal.cuh"
+#include "backend/cuda/mma.cuh"
 
 // How the codes of a format are split: bits of the low plane; those left are the high one's.
 __device__ __forceinline__ uint32_t low_plane_bits(uint32_t bits) {
@@ -43,12 +42,9 @@ __device__ __forceinline__ uint32_t read_codes(const uint8_t *tile, uint32_t bit
     return codes;
 }
 
-__device__ __forceinline__ float half_at(const uint16_t *p, uint32_t scalar) {
-    return scalar == SCALAR_BF16 ? __uint_as_float((uint32_t)*p << 16)
-                                 : __half2float(__ushort_as_half(*p));
-}
 __device__ __forceinline__ float read_scalar(const uint8_t *p, uint32_t scalar, uint32_t i) {
-    return scalar == SCALAR_F32 ? ((const float *)p)[i] : half_at((const uint16_t *)p + i, scalar);
+    return scalar == SCALAR_F32 ? ((const float *)p)[i]
+                                : to_float(((const uint16_t *)p)[i], scalar == SCALAR_BF16);
 }
 __device__ __forceinline__ uint32_t scalar_size(uint32_t scalar) {
     return scalar == SCALAR_F32 ? 4 : 2;
@@ -64,10 +60,9 @@ __device__ __forceinline__ float4 read_four_scalars(const uint8_t *p, uint32_t s
     if (scalar == SCALAR_F32)
         return ((const float4 *)p)[i / 4];
     const uint2 w = ((const uint2 *)p)[i / 4];
-    const uint16_t h[4] = {(uint16_t)w.x, (uint16_t)(w.x >> 16), (uint16_t)w.y,
-                           (uint16_t)(w.y >> 16)};
-    return make_float4(half_at(&h[0], scalar), half_at(&h[1], scalar), half_at(&h[2], scalar),
-                       half_at(&h[3], scalar));
+    const bool bf16 = scalar == SCALAR_BF16;
+    return make_float4(to_float((uint16_t)w.x, bf16), to_float((uint16_t)(w.x >> 16), bf16),
+                       to_float((uint16_t)w.y, bf16), to_float((uint16_t)(w.y >> 16), bf16));
 }
 
 // Four values of row `row` of a lane, as tile_decode_row: the product is rounded, then the sum.

@@ -134,7 +134,7 @@ __device__ __forceinline__ void score_dims(const PlainArgs &a, const Work &w, co
 __device__ __forceinline__ void score_centre(const PlainArgs &a, const Work &w, uint32_t number,
                                              Shared &sh, float (&s)[4]) {
     const CentrePairs all = pairs_of(a.centre, a.layer, a.kv_heads, w.kv);
-    const double middle = number * (double)TILE_TOKENS + (TILE_TOKENS - 1) / 2.0;
+    const double middle = number * (double)TILE_TOKENS + TILE_MIDDLE;
     for (uint32_t first = 0; first < all.count; first += PAIRS) {
         const uint32_t n = min((uint32_t)PAIRS, all.count - first);
         const centre_pair *pairs = all.pairs + first;
@@ -187,10 +187,7 @@ __device__ __forceinline__ void weigh(const PlainArgs &a, const Work &w, uint32_
             m = fmaxf(m, __shfl_xor_sync(~0u, m, i));
         const float old = sh.max[column], top = fmaxf(old, m), base = finite_max(top);
         const float wx = exp2_fast(x - base), wy = exp2_fast(y - base);
-        float sum = wx + wy;
-#pragma unroll
-        for (int i = 1; i < 32; i *= 2)
-            sum += __shfl_xor_sync(~0u, sum, i);
+        const float sum = warp_sum(wx + wy);
         *low = wx;
         *high = wy;
         __syncwarp(); // all lanes have read the maximum

@@ -35,10 +35,6 @@ enum { CHUNK_ROWS = 64, WARPS_MAX = 8 };
 enum { CODE_MAX_8 = 127, CODE_MAX_16 = 16256 }; // ACT8_MAX, ACT16_MAX of cpu/kernels.h
 constexpr float TINY = 1e-30f;                  // ACT_TINY
 
-inline uint32_t ceil_div(uint32_t a, uint32_t b) {
-    return a / b + (a % b != 0);
-}
-
 // ---- activations -----------------------------------------------------------------------------
 
 // A thread rounds four inputs; eight lanes share a block. Rows after the last, up to the column
@@ -117,7 +113,7 @@ template <bool BF>
 __global__ void __launch_bounds__(256)
     split_kernel(const float *x, uint32_t rows, uint32_t k, uint32_t pairs, act_view out) {
     kernel_begins();
-    const uint32_t runs = (pairs + RUN_PAIRS - 1) / RUN_PAIRS, lane = threadIdx.x % 32;
+    const uint32_t runs = blocks_of(pairs, RUN_PAIRS), lane = threadIdx.x % 32;
     const size_t warp = ((size_t)blockIdx.x * 256 + threadIdx.x) / 32;
     const uint32_t row = (uint32_t)(warp / runs), run = (uint32_t)(warp % runs);
     if (row >= (rows + 3) / 4 * 4)
@@ -208,7 +204,7 @@ make_outputs(const act_view &act, const product_part &p, uint32_t tile, const bl
     constexpr uint32_t ROWS = tile_rows<BITS> * TILES, PLANES = BITS == 8 ? 1 : 2;
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const weight_view &v = p.w;
-    const uint32_t runs = (v.pairs + RUN_PAIRS - 1) / RUN_PAIRS;
+    const uint32_t runs = blocks_of(v.pairs, RUN_PAIRS);
     const columns c = {b.row0, b.first * PLANES, b.end * PLANES,
                        (b.end + tile_rows<BITS> - 1) / tile_rows<BITS>};
     for (uint32_t first = 0; first < runs; first += SLOTS) {
@@ -270,7 +266,7 @@ __global__ void __launch_bounds__(WARPS_MAX * 32, 2)
     __shared__ float total[ROWS * TILE_OUTPUTS];
     kernel_begins();
     product_part p = a.part[0];
-    const uint32_t tiles = (p.w.n + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
+    const uint32_t tiles = blocks_of(p.w.n, TILE_OUTPUTS);
     const uint32_t item = blockIdx.x / tiles, tile = blockIdx.x % tiles, row = item / a.per_row;
     const uint32_t chosen = a.choice[item], in_tile = row % ROWS;
     p.w = a.table[chosen];
@@ -303,42 +299,28 @@ __device__ __forceinline__ void single_output(const float *w, const float *x, ui
             sum[r] += __shfl_xor_sync(~0u, sum[r], step);
 }
 
-// grid: [8 outputs][8 rows], in x by rows.
+// grid: [8 rows, or an item][8 outputs], in x.
 __global__ void __launch_bounds__(SINGLE_WARPS * 32)
-    single_kernel(const product_args a, const float *x) {
+    single_kernel(const __grid_constant__ product_args a, const float *x) {
     kernel_begins();
     const product_part &p = a.part[0];
-    const uint32_t blocks = (p.w.n + SINGLE_WARPS - 1) / SINGLE_WARPS;
+    const uint32_t blocks = blocks_of(p.w.n, SINGLE_WARPS), at = blockIdx.x / blocks;
     const uint32_t j = blockIdx.x % blocks * SINGLE_WARPS + threadIdx.x / 32;
-    const uint32_t row0 = blockIdx.x / blocks * SINGLE_ROWS;
-    const uint32_t rows = min(a.rows - row0, (uint32_t)SINGLE_ROWS);
-    float sum[SINGLE_ROWS];
     if (j >= p.w.n)
         return;
-    single_output((const float *)p.w.codes + (size_t)j * p.w.k, x + (size_t)row0 * p.w.k, rows,
-                  p.w.k, sum);
+    const uint32_t row0 = a.table ? at : at * SINGLE_ROWS; // of y
+    const uint32_t rows = a.table ? 1 : min(a.rows - row0, (uint32_t)SINGLE_ROWS);
+    const uint32_t chosen = a.table ? a.choice[at] : 0;
+    const float *w = (const float *)(a.table ? a.table[chosen].codes : p.w.codes);
+    float sum[SINGLE_ROWS];
+    single_output(w + (size_t)j * p.w.k, x + (size_t)(a.table ? at / a.per_row : row0) * p.w.k,
+                  rows, p.w.k, sum);
+    const float bias = p.bias ? p.bias[(size_t)chosen * p.w.n + j] : 0;
     if (threadIdx.x % 32 == 0)
 #pragma unroll
         for (uint32_t r = 0; r < SINGLE_ROWS; r++)
             if (r < rows)
-                p.y[(size_t)(row0 + r) * p.w.n + j] = p.bias ? sum[r] + p.bias[j] : sum[r];
-}
-
-__global__ void __launch_bounds__(SINGLE_WARPS * 32)
-    single_chosen_kernel(const product_args a, const float *x) {
-    kernel_begins();
-    const product_part &p = a.part[0];
-    const uint32_t blocks = (p.w.n + SINGLE_WARPS - 1) / SINGLE_WARPS;
-    const uint32_t j = blockIdx.x % blocks * SINGLE_WARPS + threadIdx.x / 32;
-    const uint32_t item = blockIdx.x / blocks, chosen = a.choice[item];
-    float sum[SINGLE_ROWS];
-    if (j >= p.w.n)
-        return;
-    single_output((const float *)a.table[chosen].codes + (size_t)j * p.w.k,
-                  x + (size_t)(item / a.per_row) * p.w.k, 1, p.w.k, sum);
-    if (threadIdx.x % 32 == 0)
-        p.y[(size_t)item * p.w.n + j] =
-            p.bias ? sum[0] + p.bias[(size_t)chosen * p.w.n + j] : sum[0];
+                p.y[(size_t)(row0 + r) * p.w.n + j] = p.bias ? sum[r] + bias : sum[r];
 }
 
 // ---- launches --------------------------------------------------------------------------------
@@ -347,7 +329,7 @@ using product_fn = void (*)(const product_args);
 
 // The kernel with the fewest column tiles that hold the rows of a chunk; chosen: the experts'.
 template <class F> product_fn kernel_for(uint32_t rows, bool chosen) {
-    const uint32_t tiles = ceil_div(rows, tile_rows<F::BITS>);
+    const uint32_t tiles = blocks_of(rows, tile_rows<F::BITS>);
     return chosen       ? chosen_kernel<F>
            : tiles <= 1 ? product_kernel<F, 1>
            : tiles <= 4 ? product_kernel<F, 4>
@@ -374,10 +356,10 @@ template <int BITS> product_fn kernel_for(const weight_view &w, uint32_t rows, b
 
 template <int BITS>
 void pack(cuda_backend *b, const float *x, uint32_t rows, const weight_view &w, act_view act) {
-    const uint32_t padded = ceil_div(rows, tile_rows<BITS>) * tile_rows<BITS>;
+    const uint32_t padded = blocks_of(rows, tile_rows<BITS>) * tile_rows<BITS>;
     const size_t fours = (size_t)padded * w.pairs * (PAIR / 4);
-    cuda_ok(b, launch_early(b, pack_kernel<BITS>, dim3((uint32_t)((fours + 255) / 256)), 256, 0, x,
-                            rows, w.k, w.pairs, w.biased, act));
+    cuda_ok(b, launch_early(b, pack_kernel<BITS>, dim3(blocks_of(fours, 256)), 256, 0, x, rows, w.k,
+                            w.pairs, w.biased, act));
 }
 
 // Rounds x into scratch as the matrix wants it.
@@ -389,32 +371,34 @@ act_view round_rows(cuda_backend *b, const float *x, uint32_t rows, const weight
         return act;
     }
     const act_view act = act_floats_at(b->act, rows, w.pairs);
-    const size_t warps = (size_t)ceil_div(rows, 4) * 4 * ceil_div(w.pairs, RUN_PAIRS);
+    const size_t warps = (size_t)blocks_of(rows, 4) * 4 * blocks_of(w.pairs, RUN_PAIRS);
     cuda_ok(b, launch_early(b, w.bf16 ? split_kernel<true> : split_kernel<false>,
-                            dim3((uint32_t)((warps + 7) / 8)), 256, 0, x, rows, w.k, w.pairs, act));
+                            dim3(blocks_of(warps, 8)), 256, 0, x, rows, w.k, w.pairs, act));
     return act;
 }
 
 // Whole rounds of runs: 28 runs are 4 rounds of 7 warps, not 3 of 8 and a half.
 uint32_t product_threads(const weight_view &w) {
-    const uint32_t runs = ceil_div(w.pairs, RUN_PAIRS);
-    return 32 * ceil_div(runs, ceil_div(runs, WARPS_MAX));
+    const uint32_t runs = blocks_of(w.pairs, RUN_PAIRS);
+    return 32 * blocks_of(runs, blocks_of(runs, WARPS_MAX));
+}
+
+void single_product(cuda_backend *b, const float *x, const product_args &a, uint32_t groups) {
+    const uint32_t blocks = blocks_of(a.part[0].w.n, SINGLE_WARPS) * groups;
+    cuda_ok(b, launch_early(b, single_kernel, dim3(blocks), SINGLE_WARPS * 32, 0, a, x));
 }
 
 // y[i] = x . w[i]^T for matrices with one kernel and one rounding of x.
 void product(cuda_backend *b, const float *x, product_args a) {
     const weight_view &w = a.part[0].w;
-    if (w.form == SINGLES) {
-        const uint32_t blocks = ceil_div(w.n, SINGLE_WARPS) * ceil_div(a.rows, SINGLE_ROWS);
-        cuda_ok(b, launch_early(b, single_kernel, dim3(blocks), SINGLE_WARPS * 32, 0, a, x));
-        return;
-    }
+    if (w.form == SINGLES)
+        return single_product(b, x, a, blocks_of(a.rows, SINGLE_ROWS));
     a.act = round_rows(b, x, a.rows, w);
     const product_part &last = a.part[a.parts - 1];
     const product_fn kernel =
         b->act_bits == 8 ? kernel_for<8>(w, a.rows, false) : kernel_for<16>(w, a.rows, false);
-    const uint32_t tiles = last.first + ceil_div(last.w.n, TILE_OUTPUTS);
-    cuda_ok(b, launch_early(b, kernel, dim3(tiles, ceil_div(a.rows, CHUNK_ROWS)),
+    const uint32_t tiles = last.first + blocks_of(last.w.n, TILE_OUTPUTS);
+    cuda_ok(b, launch_early(b, kernel, dim3(tiles, blocks_of(a.rows, CHUNK_ROWS)),
                             product_threads(w), 0, a));
 }
 
@@ -427,9 +411,9 @@ bool same_kernel(const weight_view &a, const weight_view &b) {
 } // namespace
 
 size_t product_scratch_bytes_cuda(uint32_t max_rows, uint32_t max_inputs) {
-    const size_t rows = ((size_t)max_rows + 7) / 8 * 8, pairs = ceil_div(max_inputs, PAIR);
+    const size_t rows = ((size_t)max_rows + 7) / 8 * 8, pairs = blocks_of(max_inputs, PAIR);
     const size_t codes = rows * pairs * (PAIR * 2 + PAIR / BLOCK * 8);
-    const size_t floats = rows * (pairs * PAIR * 4 + ceil_div((uint32_t)pairs, RUN_PAIRS) * 4);
+    const size_t floats = rows * (pairs * PAIR * 4 + blocks_of(pairs, RUN_PAIRS) * 4);
     return codes > floats ? codes : floats;
 }
 
@@ -454,7 +438,7 @@ void cuda_matmul(struct backend *base, const float *x, uint32_t rows,
             last = nullptr;
         }
         a.part[a.parts++] = {*v, bias[i], y[i],
-                             last ? last->first + ceil_div(last->w.n, TILE_OUTPUTS) : 0};
+                             last ? last->first + blocks_of(last->w.n, TILE_OUTPUTS) : 0};
     }
     if (a.parts > 0 && cuda_works(b))
         product(b, x, a);
@@ -473,14 +457,11 @@ void product_chosen(cuda_backend *b, const chosen_products *p, const float *x, u
     if (items == 0 || !cuda_works(b))
         return;
     ASSERT(x_rows <= (size_t)b->limits.rows * std::max(b->limits.top_k, 1u));
-    if (w.form == SINGLES) {
-        const uint32_t blocks = ceil_div(w.n, SINGLE_WARPS) * items;
-        cuda_ok(b, launch_early(b, single_chosen_kernel, dim3(blocks), SINGLE_WARPS * 32, 0, a, x));
-        return;
-    }
+    if (w.form == SINGLES)
+        return single_product(b, x, a, items);
     a.act = round_rows(b, x, x_rows, w);
     const product_fn kernel =
         b->act_bits == 8 ? kernel_for<8>(w, 1, true) : kernel_for<16>(w, 1, true);
-    cuda_ok(b, launch_early(b, kernel, dim3(ceil_div(w.n, TILE_OUTPUTS) * items),
+    cuda_ok(b, launch_early(b, kernel, dim3(blocks_of(w.n, TILE_OUTPUTS) * items),
                             product_threads(w), 0, a));
 }

@@ -80,10 +80,6 @@ HD inline size_t half_value(const weight_view &w, uint32_t output, uint32_t k) {
     return ((step * 32 + r % 8 * 4 + i % 8 / 2) * 4 + i / 8 * 2 + r / 8) * 2 + i % 2;
 }
 
-__device__ __forceinline__ float to_float(uint16_t bits, bool bf16) {
-    return bf16 ? __uint_as_float((uint32_t)bits << 16) : __half2float(__ushort_as_half(bits));
-}
-
 // Input k of an output in float32, as weight_traits.decode gives it.
 __device__ inline float weight_value(const weight_view &w, uint32_t output, uint32_t k) {
     if (w.form == SINGLES)
@@ -168,10 +164,7 @@ __device__ __forceinline__ float2 load_two(const void *p) {
 
 // The two scalars of a word: of outputs r and r + 8.
 __device__ __forceinline__ float2 two_scalars(uint32_t v, bool bf16) {
-    if (bf16)
-        return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
-    return make_float2(__half2float(__ushort_as_half((unsigned short)(v & 0xffffu))),
-                       __half2float(__ushort_as_half((unsigned short)(v >> 16))));
+    return make_float2(to_float((uint16_t)v, bf16), to_float((uint16_t)(v >> 16), bf16));
 }
 
 // ---- what a product is asked for -------------------------------------------------------------
@@ -504,7 +497,7 @@ template <bool BF> struct Floats {
                 }
             }
         }
-        const uint32_t runs = (v.pairs + RUN_PAIRS - 1) / RUN_PAIRS;
+        const uint32_t runs = blocks_of(v.pairs, RUN_PAIRS);
         const float *units = (const float *)act.sides;
 #pragma unroll
         for (uint32_t t = 0; t < TILES; t++)

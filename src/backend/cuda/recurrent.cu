@@ -134,10 +134,7 @@ __device__ __forceinline__ void norm_keys(const float *x, uint32_t key_dim, floa
         v[j] = lane + j * WARP < key_dim ? x[lane + j * WARP] : 0;
         sum = fmaf(v[j], v[j], sum);
     }
-#pragma unroll
-    for (int step = 1; step < WARP; step *= 2)
-        sum += __shfl_xor_sync(~0u, sum, step);
-    const float inverse = 1.0f / sqrtf(sum + 1e-6f);
+    const float inverse = 1.0f / sqrtf(warp_sum(sum) + 1e-6f);
 #pragma unroll
     for (uint32_t j = 0; j < EACH; j++)
         out[lane + j * WARP] = v[j] * inverse * scale;

@@ -89,13 +89,6 @@ struct norm_args {
     float *y;
 };
 
-__device__ __forceinline__ float warp_sum(float v) {
-#pragma unroll
-    for (int step = 1; step < WARP; step *= 2)
-        v += __shfl_xor_sync(~0u, v, step);
-    return v;
-}
-
 template <uint32_t THREADS>
 __device__ __forceinline__ float squares(const float *x, uint32_t dim, uint32_t thread) {
     float sum = 0;

@@ -51,7 +51,7 @@ matrix_form form_of(const weight *w) {
     }
 }
 
-// What the forms hold of a matrix, in bytes; `view`'s pointers are offsets until there is memory.
+// Bytes of a matrix's codes, and of its scales or its biases.
 struct sizes {
     size_t codes, scalars;
 };
