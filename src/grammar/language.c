@@ -322,6 +322,13 @@ bool language_is_any(const struct language *l) {
     return l->any && l->min == 0 && l->max == LANGUAGE_UNBOUNDED;
 }
 
+bool language_never_ends(const struct language *l) {
+    bool endless = l->max == LANGUAGE_UNBOUNDED;
+    for (uint32_t state = 1; state < l->dfa.n; state++)
+        endless = endless && l->most[state] == LANGUAGE_UNBOUNDED;
+    return endless;
+}
+
 /* Whether a string can be completed from here with an allowed number of characters. */
 static bool can_end(const struct language *l, uint32_t state, uint32_t count) {
     DEBUG_ASSERT(state < l->dfa.n);

@@ -71,6 +71,8 @@ bool language_takes_any_of(const struct language *l, struct language_at at, uint
 /* Whether any characters may come that JSON writes without an escape, at most *room of them
  * (LANGUAGE_UNBOUNDED: any number): for a machine's text_key. False: it is not so simple. */
 bool language_room(const struct language *l, struct language_at at, uint32_t *room);
+/* Every beginning of a string is one of endlessly many strings. */
+bool language_never_ends(const struct language *l);
 /* Whether any character leads back to `at`. */
 bool language_stays(const struct language *l, struct language_at at);
 

@@ -249,6 +249,8 @@ struct schema_choices {
     struct schema_choice *all; /* only those that can be met */
     uint32_t n;
 };
+/* How many names that a schema does not mention can be kept distinct in one object. */
+enum { SCHEMA_NAMES_MAX = 32 };
 /* A branch that can be met. */
 struct schema_plan {
     struct schema_branch branch;
@@ -256,7 +258,10 @@ struct schema_plan {
     struct schema_choices *prefix, rest;    /* of items */
     uint32_t max;                           /* items, at most, that can be met */
     uint16_t height;
-    uint32_t words; /* bits of `named`, or of `rest` if unique, in 64s */
+    /* words of 64 bits of a frame: bits of `named`, or of `rest` if unique; then, where n_names,
+     * a hash of the last name of a class, and of those that counted for a minimum */
+    uint32_t words, n_names;
+    bool *distinct; /* [n_classes]: a name that counted may not come again */
     bool unique;    /* each choice of `rest` may come once */
     uint32_t id;    /* of its strings, for keys of the machine */
 };

@@ -82,6 +82,68 @@ static uint32_t capped(uint32_t count, uint32_t min, uint32_t max) {
     return count < cap ? count : cap;
 }
 
+/* ---- names of classes ------------------------------------------------------------------------ */
+
+/* Where the hash of the last name is in a frame; the n_names kept ones follow. 0: none. */
+static size_t names_at(const struct thread *t) {
+    return t->head.top + sizeof t->top + (t->plan->words - t->plan->n_names - 1) * 8;
+}
+
+static uint64_t load_name(const char *thread, size_t at, uint32_t i) {
+    uint64_t hash;
+    memcpy(&hash, thread + at + i * 8, sizeof hash);
+    return hash;
+}
+
+bool name_matters(const struct thread *t) {
+    return t->head.leaf == LEAF_CLASS && t->plan->n_names && t->plan->distinct[t->head.plan] &&
+           (t->top.count < t->plan->branch.min || t->plan->branch.n_counted);
+}
+
+bool name_is_kept(const struct thread *t) {
+    const size_t at = names_at(t);
+    for (uint32_t i = 1; i <= t->plan->n_names; i++)
+        if (load_name(t->bytes, at, i) == load_name(t->bytes, at, 0))
+            return true;
+    return false;
+}
+
+/* FNV-1a; names that collide, 1 pair in 2^64, cannot both come. */
+void write_name(struct writing *w, const struct thread *t, size_t at, const char *bytes, size_t n) {
+    char *thread = w->out->data + at;
+    uint64_t hash = load_name(thread, names_at(t), 0);
+    if (!hash)
+        hash = 0xcbf29ce484222325;
+    for (size_t i = 0; i < n; i++)
+        hash = (hash ^ (uint8_t)bytes[i]) * 0x100000001b3;
+    memcpy(thread + names_at(t), &hash, sizeof hash);
+}
+
+static bool counts_for_minimum(const struct thread *t) {
+    const struct schema_branch *b = &t->plan->branch;
+    bool counts = t->top.count < b->min;
+    for (uint32_t k = 0; k < b->n_counted; k++)
+        counts |= (t->top.pending >> k & 1) && t->top.counted[k] < b->counted[k].min;
+    return counts;
+}
+
+/* Of the thread that was written to `at`, whose member is complete: its name is kept if it counted.
+ * Once the number of members is enough, and nothing else counts, no name matters. */
+static void settle_name(struct writing *w, const struct thread *t, size_t at, bool counted) {
+    char *names = w->out->data + at + names_at(t);
+    const uint64_t last = load_name(names, 0, 0), none = 0;
+    uint32_t free = 1;
+    while (free <= t->plan->n_names && load_name(names, 0, free))
+        free++;
+    if (last && counted && free <= t->plan->n_names)
+        memcpy(names + free * 8, &last, sizeof last);
+    memcpy(names, &none, sizeof none);
+    if (t->top.count >= t->plan->branch.min && !t->plan->branch.n_counted)
+        memset(names, 0, (1 + t->plan->n_names) * 8);
+}
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
 /* A value of the top container is complete. */
 static void count_value(struct thread *t) {
     const struct schema_branch *b = &t->plan->branch;
@@ -110,9 +172,12 @@ bool write_done(struct writing *w, const struct thread *from) {
         return write_thread(w, &t);
     const size_t at = w->out->len;
     const uint32_t which = t.top.pending;
+    const bool counted = t.plan->n_names && counts_for_minimum(&t);
     count_value(&t);
     if (!write_thread(w, &t))
         return false;
+    if (t.plan->n_names)
+        settle_name(w, &t, at, counted);
     if (t.plan->unique)
         write_seen(w, &t, at, which);
     return true;

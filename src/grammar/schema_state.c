@@ -219,8 +219,13 @@ static bool begin_key(struct reading *r, struct writing *w) {
         for (uint32_t i = 0; i < t.plan->branch.n_classes; i++) {
             made.head.plan = i;
             made.head.at = language_start(t.plan->branch.classes[i].keys);
-            if (class_fits(&t, i) && !write_thread(w, &made))
+            const size_t at = w->out->len;
+            if (!class_fits(&t, i))
+                continue;
+            if (!write_thread(w, &made))
                 return false;
+            if (name_matters(&made))
+                write_name(w, &made, at, "", 0);
         }
     }
     return true;

@@ -48,7 +48,7 @@ struct thread_head {
     uint32_t plan;
     struct language_at at;
 };
-/* An open container; bits of the names, or values, that it has already follow. */
+/* An open container; what it has already follows (schema_plan.words). */
 struct frame {
     uint32_t plan, count;
     uint16_t counted[SCHEMA_COUNTED_MAX], pending;
@@ -86,11 +86,16 @@ bool writing_end(struct writing *w);
 bool write_thread(struct writing *w, const struct thread *t);
 /* The top container of the thread that was written to `at` has this name or value from now on. */
 void write_seen(struct writing *w, const struct thread *t, size_t at, uint32_t which);
+/* The thread that was written to `at` has read n bytes more of a key whose name matters. */
+void write_name(struct writing *w, const struct thread *t, size_t at, const char *bytes, size_t n);
 /* The value that a thread was reading is complete; a container is open; the top one is closed. */
 bool write_done(struct writing *w, const struct thread *t);
 bool write_open(struct writing *w, const struct thread *t, uint32_t plan);
 bool write_closed(struct writing *w, const struct thread *t);
 
+/* The thread reads a key of a class, and whether the name came before matters; it did. */
+bool name_matters(const struct thread *t);
+bool name_is_kept(const struct thread *t);
 /* The top container has the name, or value, already. */
 bool is_seen(const struct thread *t, uint32_t i);
 /* Required names that are missing, without one. */

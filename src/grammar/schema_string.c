@@ -86,8 +86,11 @@ static bool push_text(struct reading *r, struct writing *w, const char *text, si
             good = language_step(l, &t.head.at, (uint8_t)text[i]);
         if (!l)
             good = some_named(&t, text, len, false, &which);
+        const size_t at = w->out->len;
         if (good && !write_thread(w, &t))
             return false;
+        if (good && name_matters(&t))
+            write_name(w, &t, at, text + len - n, n);
     }
     return true;
 }
@@ -206,7 +209,8 @@ static bool end_key(struct reading *r, struct writing *w) {
     w->head.phase = PHASE_COLON;
     while (reading_next(r, &t)) {
         if (t.head.leaf == LEAF_CLASS) {
-            if (!language_accepts(t.plan->branch.classes[t.head.plan].keys, t.head.at))
+            if (!language_accepts(t.plan->branch.classes[t.head.plan].keys, t.head.at) ||
+                (name_matters(&t) && name_is_kept(&t)))
                 continue;
             t.head.at = (struct language_at){0};
         } else {
@@ -277,7 +281,7 @@ uint64_t schema_text_key(const struct recognizer *recognizer, struct text_span s
             room = max_u32(room, mine);
         else
             simple = false;
-        stays = stays && language_stays(l, t.head.at);
+        stays = stays && language_stays(l, t.head.at) && !name_matters(&t);
         own = mix_bits(own ^ (uint64_t)(uintptr_t)l);
         own = mix_bits(own ^ ((uint64_t)t.head.at.state << 32 | t.head.at.count));
     }
