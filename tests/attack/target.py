@@ -103,6 +103,9 @@ class Server:
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as f:
             return next(int(line.split()[1]) / 1024 for line in f if line.startswith(name))
 
+    def threads(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/task"))
+
     def metric(self, name):
         text = self.ask("GET", "/metrics")[1].decode()
         return float(re.search(rf"^{name} (\S+)$", text, re.M)[1])
