@@ -8,13 +8,14 @@
 #
 # What runs where, to stay below 35 minutes on 2 cores:
 #   gcc release (build-ci)   all tests
-#   clang (build-clang)      compiled without a warning, at -O0
+#   clang (build-clang)      reads all C without a warning
 #   cuda (build-cuda-ci)     if nvcc exists: compiled for one architecture; nothing of it runs here
 #   asan (build-asan)        all but the goldens of real models and kcheck, which has guard pages of
 #                            its own (soak: kcheck, too)
 #   tsan (build-tsan)        tests labelled `threads` (soak: all but goldens and kcheck, which has
 #                            one thread)
-# The vector kernels are instrumented in soak only.
+# The last three link the vector kernels of build-ci, which take a third of the time of a build;
+# they are instrumented in soak only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
@@ -37,6 +38,9 @@ build() {
     cmake --build "build-$preset"
 }
 
+# Whose vector kernels other builds link; empty: each compiles its own.
+kernels_from=
+
 # Leaks are errors; reports of undefined behaviour have a stack trace.
 under_asan() { # COMMAND
     ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 "$@"
@@ -52,7 +56,7 @@ under_tsan() { # COMMAND
 
 run_asan() { # OUT KERNELS
     stage "address and undefined behaviour sanitizers"
-    build asan -DKVASIR_SANITIZE_KERNELS="$2"
+    build asan -DKVASIR_SANITIZE_KERNELS="$2" -DKVASIR_KERNELS_FROM="$kernels_from"
     under_asan ctest --test-dir build-asan --output-on-failure --no-label-summary \
         -j $sanitized_level -LE "$1"
 }
@@ -63,7 +67,8 @@ run_tsan() { # KERNELS FLAG...
     local target=all kernels=$1
     shift
     [ "$1" != -L ] || target=threads_tests
-    cmake --preset tsan -DKVASIR_SANITIZE_KERNELS="$kernels" >/dev/null
+    cmake --preset tsan -DKVASIR_SANITIZE_KERNELS="$kernels" \
+        -DKVASIR_KERNELS_FROM="$kernels_from" >/dev/null
     cmake --build build-tsan --target $target
     under_tsan ctest --test-dir build-tsan --output-on-failure --no-label-summary \
         -j $sanitized_level --no-tests=ignore "$@"
@@ -82,7 +87,7 @@ run_storm() { # SECONDS
 # Without a GPU the CUDA backend can only be compiled, and what uses it linked; its C without a
 # warning. One architecture of three: the others take as long each and differ in nothing that C++
 # sees. Attention for heads of 128 dims only (KVASIR_FEW_KERNELS), of the same templates; `make
-# cuda` has all. C at -O1: the tiers' kernels have been compiled as released before.
+# cuda` has all.
 run_cuda() {
     PATH=$PATH:/usr/local/cuda/bin
     if ! command -v nvcc >/dev/null; then
@@ -90,7 +95,7 @@ run_cuda() {
         return
     fi
     cmake --preset cuda -B build-cuda-ci -DKVASIR_CUDA_ARCHS=90a -DKVASIR_WERROR=ON \
-        -DCMAKE_BUILD_TYPE=Quick -DCMAKE_C_FLAGS_QUICK=-O1 \
+        -DCMAKE_BUILD_TYPE=Quick -DCMAKE_C_FLAGS_QUICK=-O1 -DKVASIR_KERNELS_FROM="$kernels_from" \
         -DCMAKE_CUDA_FLAGS_QUICK='-O3 -DKVASIR_FEW_KERNELS' >/dev/null
     cmake --build build-cuda-ci --target kvasir opcheck
 }
@@ -132,8 +137,10 @@ all)
     check_rules
 
     stage "clang, warnings are errors"
-    build clang -DCMAKE_BUILD_TYPE=Quick -DCMAKE_C_FLAGS_QUICK=-O0 # for its warnings only
+    cmake --preset clang >/dev/null
+    tools/syntax.py build-clang
 
+    kernels_from=$PWD/build-ci
     run_cuda >build-ci/cuda.log 2>&1 & # one thread, while other stages use several
     cuda=$!
     trap wait EXIT
