@@ -329,6 +329,38 @@ bool language_never_ends(const struct language *l) {
     return endless;
 }
 
+bool language_list(const struct language *l, uint32_t most, struct text_buf *out) {
+    enum { LONGEST = 255 };
+    struct language_at path[LONGEST + 1] = {language_start(l)};
+    char text[LONGEST];
+    int next[LONGEST + 1] = {0}; /* the byte that is tried next at each depth */
+    size_t depth = 0;
+    uint32_t n = 0;
+    if (language_is_empty(l))
+        return true;
+    for (;;) {
+        if (next[depth] == 0 && language_accepts(l, path[depth])) {
+            const char len = (char)depth;
+            if (++n > most || !text_append(out, &len, 1) || !text_append(out, text, depth))
+                return false;
+        }
+        struct language_at at = path[depth];
+        while (next[depth] < 256 && !language_step(l, &at, (uint8_t)next[depth])) {
+            at = path[depth];
+            next[depth]++;
+        }
+        if (next[depth] < 256 && depth == LONGEST)
+            return false;
+        if (next[depth] < 256) {
+            text[depth] = (char)next[depth]++;
+            path[++depth] = at;
+            next[depth] = 0;
+        } else if (depth-- == 0) {
+            return true;
+        }
+    }
+}
+
 /* Whether a string can be completed from here with an allowed number of characters. */
 static bool can_end(const struct language *l, uint32_t state, uint32_t count) {
     DEBUG_ASSERT(state < l->dfa.n);

@@ -73,6 +73,9 @@ bool language_takes_any_of(const struct language *l, struct language_at at, uint
 bool language_room(const struct language *l, struct language_at at, uint32_t *room);
 /* Every beginning of a string is one of endlessly many strings. */
 bool language_never_ends(const struct language *l);
+/* Appends the strings of a finite language, each after its length, a byte. False: it has more than
+ * `most`, or one longer than 255 bytes, or memory ran out. */
+bool language_list(const struct language *l, uint32_t most, struct text_buf *out) MUST_CHECK;
 /* Whether any character leads back to `at`. */
 bool language_stays(const struct language *l, struct language_at at);
 

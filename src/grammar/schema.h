@@ -224,6 +224,8 @@ bool schema_is_object(struct schema_compiler *c, const struct schema_branch *b, 
                       struct schema_list *out);
 bool schema_is_no_object(struct schema_compiler *c, const struct schema_branch *b, json_t *value,
                          struct schema_list *out);
+/* The names of classes that have few become names of their own. */
+bool schema_name_classes(struct schema_compiler *c, struct schema_branch *b);
 /* schema_array.c */
 bool schema_arrays(struct schema_compiler *c, const struct schema_list *in, json_t *node,
                    struct schema_list *out);
@@ -259,7 +261,7 @@ struct schema_plan {
     uint32_t max;                           /* items, at most, that can be met */
     uint16_t height;
     /* words of 64 bits of a frame: bits of `named`, or of `rest` if unique; then, where n_names,
-     * a hash of the last name of a class, and of those that counted for a minimum */
+     * a hash of the last name of a class, and of those that counted for branch.min */
     uint32_t words, n_names;
     bool *distinct; /* [n_classes]: a name that counted may not come again */
     bool unique;    /* each choice of `rest` may come once */

@@ -97,7 +97,7 @@ static uint64_t load_name(const char *thread, size_t at, uint32_t i) {
 
 bool name_matters(const struct thread *t) {
     return t->head.leaf == LEAF_CLASS && t->plan->n_names && t->plan->distinct[t->head.plan] &&
-           (t->top.count < t->plan->branch.min || t->plan->branch.n_counted);
+           t->top.count < t->plan->branch.min;
 }
 
 bool name_is_kept(const struct thread *t) {
@@ -119,26 +119,18 @@ void write_name(struct writing *w, const struct thread *t, size_t at, const char
     memcpy(thread + names_at(t), &hash, sizeof hash);
 }
 
-static bool counts_for_minimum(const struct thread *t) {
-    const struct schema_branch *b = &t->plan->branch;
-    bool counts = t->top.count < b->min;
-    for (uint32_t k = 0; k < b->n_counted; k++)
-        counts |= (t->top.pending >> k & 1) && t->top.counted[k] < b->counted[k].min;
-    return counts;
-}
-
-/* Of the thread that was written to `at`, whose member is complete: its name is kept if it counted.
- * Once the number of members is enough, and nothing else counts, no name matters. */
-static void settle_name(struct writing *w, const struct thread *t, size_t at, bool counted) {
+/* Of the thread that was written to `at`, whose member is complete: its name is kept. Once there
+ * are enough members, no name matters. */
+static void settle_name(struct writing *w, const struct thread *t, size_t at) {
     char *names = w->out->data + at + names_at(t);
     const uint64_t last = load_name(names, 0, 0), none = 0;
     uint32_t free = 1;
     while (free <= t->plan->n_names && load_name(names, 0, free))
         free++;
-    if (last && counted && free <= t->plan->n_names)
+    if (last && free <= t->plan->n_names)
         memcpy(names + free * 8, &last, sizeof last);
     memcpy(names, &none, sizeof none);
-    if (t->top.count >= t->plan->branch.min && !t->plan->branch.n_counted)
+    if (t->top.count >= t->plan->branch.min)
         memset(names, 0, (1 + t->plan->n_names) * 8);
 }
 
@@ -172,12 +164,11 @@ bool write_done(struct writing *w, const struct thread *from) {
         return write_thread(w, &t);
     const size_t at = w->out->len;
     const uint32_t which = t.top.pending;
-    const bool counted = t.plan->n_names && counts_for_minimum(&t);
     count_value(&t);
     if (!write_thread(w, &t))
         return false;
     if (t.plan->n_names)
-        settle_name(w, &t, at, counted);
+        settle_name(w, &t, at);
     if (t.plan->unique)
         write_seen(w, &t, at, which);
     return true;

@@ -129,14 +129,12 @@ static bool has_classes(const struct schema_branch *b) {
     return false;
 }
 
-/* A parser keeps one member of a name, so that a name must not count for a minimum twice. Where all
- * names of a class could have been used, nobody could go on: such are not kept distinct. */
+/* A parser keeps one member of a name, so that a name must not count for `min` twice. Where all
+ * names that begin in some way could have been used, nobody could go on: such classes are left. */
 static bool plan_names(struct schema_compiler *s, struct schema_plan *p) {
     const struct schema_branch *b = &p->branch;
-    size_t n = b->min > 1 ? b->min - 1 : 0;
+    const uint32_t n = b->min > 1 ? b->min - 1 : 0;
     bool some = false;
-    for (uint32_t k = 0; k < b->n_counted; k++)
-        n += b->counted[k].min;
     p->distinct = schema_alloc(s, b->n_classes, sizeof *p->distinct);
     if (!p->distinct)
         return false;
@@ -144,7 +142,7 @@ static bool plan_names(struct schema_compiler *s, struct schema_plan *p) {
         p->distinct[i] = n && language_never_ends(b->classes[i].keys);
         some |= p->distinct[i];
     }
-    p->n_names = some ? (uint32_t)min_size(n, SCHEMA_NAMES_MAX) : 0;
+    p->n_names = some ? min_u32(n, SCHEMA_NAMES_MAX) : 0;
     p->words += some ? 1 + p->n_names : 0;
     return true;
 }
@@ -152,6 +150,8 @@ static bool plan_names(struct schema_compiler *s, struct schema_plan *p) {
 static bool plan_object(struct closure *c, struct schema_plan *p) {
     struct schema_compiler *s = &c->s->c;
     struct schema_branch *b = &p->branch;
+    if (b->min > 1 && has_classes(b) && !schema_name_classes(s, b))
+        return false;
     if (b->n_named && has_classes(b) && !take_names_out(s, b))
         return false;
     p->words = (b->n_named + 63) / 64;

@@ -105,6 +105,27 @@ static bool with_name(struct schema_compiler *c, struct schema_branch *b, const 
     return true;
 }
 
+bool schema_name_classes(struct schema_compiler *c, struct schema_branch *b) {
+    bool good = true;
+    for (uint32_t i = 0; good && i < b->n_classes; i++) {
+        struct text_buf list = {0};
+        struct text_span names[SCHEMA_NAMES_MAX];
+        uint32_t n = 0;
+        if (language_list(b->classes[i].keys, SCHEMA_NAMES_MAX, &list)) {
+            char *copy = schema_alloc(c, list.len, 1);
+            good = copy != NULL;
+            for (size_t at = 0; good && at < list.len; at += 1 + names[n++].len) {
+                const size_t len = (uint8_t)list.data[at];
+                names[n] = (struct text_span){copy + at, len};
+                memcpy(copy + at, list.data + at + 1, len);
+            }
+            good = good && schema_take(c, list.len * 64) && add_names(c, b, names, n);
+        }
+        text_free(&list);
+    }
+    return good;
+}
+
 /* ---- properties, patternProperties, additionalProperties ------------------------------------- */
 
 static bool object_of(struct schema_compiler *c, json_t *node, const char *keyword, json_t **out) {
