@@ -10,8 +10,8 @@
 #   gcc release (build-ci)   all tests
 #   clang (build-clang)      reads all C without a warning
 #   cuda (build-cuda-ci)     if nvcc exists: compiled for one architecture; nothing of it runs here
-#   asan (build-asan)        all but the goldens of real models and kcheck, which has guard pages of
-#                            its own (soak: kcheck, too)
+#   asan (build-asan)        all but goldens, kcheck, which has guard pages of its own, and those
+#                            labelled `soak` (soak: all but goldens)
 #   tsan (build-tsan)        tests labelled `threads` (soak: all but goldens and kcheck, which has
 #                            one thread)
 # The last three link the vector kernels of build-ci, which take a third of the time of a build;
@@ -20,9 +20,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
 export CTEST_PARALLEL_LEVEL=${CTEST_PARALLEL_LEVEL:-$(nproc)}
-# More tests than cores: under sanitizers nothing is timed, and many tests wait for clients that
-# pause.
-sanitized_level=$((CTEST_PARALLEL_LEVEL + (CTEST_PARALLEL_LEVEL + 1) / 2))
+# More tests than cores: many wait for clients that pause. Those that time something run alone.
+level=$((CTEST_PARALLEL_LEVEL + (CTEST_PARALLEL_LEVEL + 1) / 2))
 
 SECONDS=0
 stage() {
@@ -58,7 +57,7 @@ run_asan() { # OUT KERNELS
     stage "address and undefined behaviour sanitizers"
     build asan -DKVASIR_SANITIZE_KERNELS="$2" -DKVASIR_KERNELS_FROM="$kernels_from"
     under_asan ctest --test-dir build-asan --output-on-failure --no-label-summary \
-        -j $sanitized_level -LE "$1"
+        -j $level -LE "$1"
 }
 
 # With -L only the programs labelled threads are built and run, else all of them.
@@ -71,7 +70,7 @@ run_tsan() { # KERNELS FLAG...
         -DKVASIR_KERNELS_FROM="$kernels_from" >/dev/null
     cmake --build build-tsan --target $target
     under_tsan ctest --test-dir build-tsan --output-on-failure --no-label-summary \
-        -j $sanitized_level --no-tests=ignore "$@"
+        -j $level --no-tests=ignore "$@"
 }
 
 run_storm() { # SECONDS
@@ -114,7 +113,7 @@ check)
     stage "unit tests"
     ctest --test-dir build-ci --output-on-failure --no-label-summary -L unit
     ;;
-asan) run_asan 'golden|kcheck' OFF ;;
+asan) run_asan 'golden|kcheck|soak' OFF ;;
 asan-all) run_asan golden ON ;;
 tsan) run_tsan OFF -L threads ;;
 tsan-all) run_tsan ON -LE 'golden|kcheck' ;;
@@ -144,14 +143,14 @@ all)
     run_cuda >build-ci/cuda.log 2>&1 & # one thread, while other stages use several
     cuda=$!
     trap wait EXIT
-    run_asan 'golden|kcheck' OFF
+    run_asan 'golden|kcheck|soak' OFF
     stage "cuda, compiled meanwhile"
     wait $cuda || { cat build-ci/cuda.log && exit 1; }
     tail -n 1 build-ci/cuda.log
     run_tsan OFF -L threads
 
     stage "all tests"
-    ctest --test-dir build-ci --output-on-failure --no-label-summary
+    ctest --test-dir build-ci --output-on-failure --no-label-summary -j $level
     ;;
 *)
     echo "usage: $0 [check|asan|asan-all|tsan|tsan-all|storm SECONDS]" >&2

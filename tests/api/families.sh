@@ -10,6 +10,10 @@ stories=$SHARED_DIR/models/stories260K/hf
 text='Once upon a time' # its ids are those of llama2.c's own encoder, golden_encode_llama2c.json
 ids='[1, 403, 407, 261, 378]'
 
+# A sanitizer sees the default formats only.
+formats=(f16 8,4)
+[ "${TIMEOUT_FACTOR:-1}" = 1 ] || formats=(8,4)
+
 for fixture in "$SHARED_DIR"/fixtures/tiny/*/; do
     name=$(basename "$fixture")
     mkdir "$name"
@@ -22,7 +26,7 @@ dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
 print(64 if dim % 64 == 0 else 32)
 PY
 )
-    for bits in f16 8,4; do
+    for bits in "${formats[@]}"; do
         good generate -m "$name" -p "$text" -n 40 --kv-bits $bits --kv-group-size "$group" --json
         answer=$(json ids)
         [ "$(json prompt_ids)" = "$ids" ] || die "$name: prompt_ids $(json prompt_ids)"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SmolLM2-135M-Instruct against its goldens; model_goldens.h says what is compared. In CI exact
- * numbers and the default formats, two minutes each; in `make soak` all. */
+ * numbers and the default formats over a few windows; in `make soak` all. */
 #include <stddef.h>
 
 #include "model_goldens.h"

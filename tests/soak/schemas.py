@@ -41,7 +41,7 @@ def read_schemas(path, count, seed):
 
 
 def request(i, schema):
-    # Asked for "one document that this schema describes", so small a model often repeats the schema.
+    # Asked for "one document that this schema describes", so small a model repeats the schema.
     text = (json.dumps(schema) + "\n\nWrite one short JSON value that is valid under this schema: "
             "example data as a user of it would have, not a schema.")
     return {"custom_id": str(i), "method": "POST", "url": "/v1/chat/completions",

@@ -93,6 +93,7 @@ static kvasir_context *make_context(const char *bits, const char *group, uint32_
 /* All runs evaluate a window together, step by step, so that the logits of only one step are kept:
  * a row of a large vocabulary is a megabyte. */
 enum { STEP_TOKENS = 128 };
+enum { FEW = 3 }; /* windows, and every third prompt, in CI */
 
 static void run_window(const int32_t *ids, size_t length, size_t first, size_t n_runs,
                        float *exact) {
@@ -134,7 +135,8 @@ static void golden_kl(struct run *s) {
     json_decref(root);
 }
 
-static bool judge(const struct run *s) {
+/* whole: the run had all windows, as the golden mean KL. */
+static bool judge(const struct run *s, bool whole) {
     double n = (double)s->tokens, ppl = exp(s->nll_sum / n), golden_ppl = exp(s->golden_sum / n);
     double kl = s->kl_sum / n;
     bool good = true;
@@ -144,7 +146,7 @@ static bool judge(const struct run *s) {
         good = fabs(ppl / golden_ppl - 1) <= 0.015;
     if (s->s->rounded)
         good = good && s->off_sum <= s->spread_sum && s->worst <= 1.5 * s->spread_worst;
-    if (s->s->check_kl)
+    if (s->s->check_kl && whole)
         good = good && fabs(kl / s->golden_kl - 1) <= 0.10;
     printf("%-8s ppl %8.4f (golden %8.4f)  mean KL %.3e (golden %.3e)  per token: worst %.1e, "
            "%.2f %% above 1e-3%s\n",
@@ -160,7 +162,11 @@ static void test_losses(void **state) {
     snprintf(path, sizeof path, "%s/nll.safetensors", goldens->dir);
     assert_true(golden_open(&file, path));
     struct golden ids = golden_get(&file, "ids");
-    size_t windows = ids.shape[0], length = ids.shape[1], n = 0;
+    const size_t windows = ids.shape[0], length = ids.shape[1];
+    const size_t used = goldens->tokens                           ? 1
+                        : getenv("KVASIR_SOAK") || windows <= FEW ? windows
+                                                                  : FEW;
+    size_t n = 0;
     for (const struct golden_setting *s = goldens->settings; s->golden; s++) {
         char name[32];
         if (s->in_soak && !getenv("KVASIR_SOAK"))
@@ -175,11 +181,11 @@ static void test_losses(void **state) {
     }
     float *exact = malloc(STEP_TOKENS * vocab * sizeof *exact);
     const size_t most = goldens->tokens && goldens->tokens < length ? goldens->tokens : length;
-    for (size_t w = 0; w < (goldens->tokens ? 1 : windows); w++)
+    for (size_t w = 0; w < used; w++)
         run_window((const int32_t *)ids.data + w * length, most, w * (length - 1), n, exact);
     bool good = true;
     for (size_t i = 0; i < n; i++) {
-        good &= judge(&runs[i]);
+        good &= judge(&runs[i], used == windows);
         kvasir_context_destroy(runs[i].ctx);
     }
     free(exact);
@@ -253,8 +259,8 @@ static void test_greedy(void **state) {
     size_t agreed[3] = {0}, total[3] = {0};
     for (int r = 0; r < 3; r++)
         ctx[r] = make_context(greedy[r].bits, NULL, greedy[r].max_kv_size);
-    while ((line = json_loadf(in, JSON_DISABLE_EOF_CHECK, NULL))) {
-        for (int r = 0; r < 3; r++) {
+    for (size_t at = 0; (line = json_loadf(in, JSON_DISABLE_EOF_CHECK, NULL)); at++) {
+        for (int r = 0; r < 3 && (getenv("KVASIR_SOAK") || at % FEW == 0); r++) {
             const json_t *golden =
                 json_object_get(json_object_get(line, "continuations"), greedy[r].golden);
             if (!golden)
