@@ -11,7 +11,7 @@ model=models/SmolLM2-135M-Instruct.Q4_1.gguf
 tiny=../shared/fixtures/tiny/llama
 tools/fetch-model.sh
 cmake --preset release >/dev/null
-cmake --build build --target bench_batch bench_tree kvasir | tail -1
+cmake --build build --target bench_batch bench_tree bench_sampler kvasir | tail -1
 cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1 | tr -cs 'A-Za-z0-9\n' '-')
 out=bench/results/engine-$(date -u +%F)-$cpu.txt
 mkdir -p bench/results
@@ -23,6 +23,7 @@ mkdir -p bench/results
     for part in histories hit shared; do build/bench_batch "$model" "$part" "$rounds"; done
     [ ! -d "$tiny" ] || { echo "a tiny model:" && build/bench_batch "$tiny" histories "$rounds"; }
     build/bench_tree || true # it names the bounds that it misses
+    build/bench_sampler
     bench/shared_redis.py build/kvasir "$model" || true # likewise
     [ ! -x bench/simulate.sh ] || bench/simulate.sh build/kvasir
 } | tee "$out"

@@ -22,20 +22,21 @@
  *                                              c3  c4  c5
  *        | top_k   keep the first top_k
  *        v
- *     draw c with probability ~ exp(l / temp)
+ *     draw c with probability ~ exp(l / temp); without filters first a block of 256 tokens
  *
  * mlx-lm applies these filters one after the other, each to what the previous one left, all with
  * probabilities at temperature 1. top_p and min_p keep the start of the same descending order, so
  * one walk down that order with several stop conditions gives the same; so does top_k if xtc does
- * not come in between. A heap produces as much of the order as is needed: a whole vocabulary is
- * sorted only if the options keep all of it.
+ * not come in between. A heap produces as much of the order as is needed, at first of the few
+ * candidates near the largest: a whole vocabulary is sorted only if the options keep all of it.
  *
  * Invariants
  *   SAMPLE-1  A pick depends on the options, the logits, the accepted tokens and the number of
  *             picks so far. Random numbers are a function of (seed, draw number, purpose), not a
  *             state.
- *   SAMPLE-2  Equal logits are ordered by id; sums run in a fixed order in double; exp is our own.
- *             So the same inputs give the same token on every machine.
+ *   SAMPLE-2  Equal logits are ordered by id; sums run in a fixed order; exp is our own. So the
+ *             same inputs give the same token on every machine. Weights and their sums are double;
+ *             weights of a whole vocabulary and of its blocks are sums of floats, exact to 1e-6.
  *   SAMPLE-3  Whatever the logits hold (NaN, infinities), the result is an id below vocab. NaN is
  *             never chosen unless everything is NaN.
  *   SAMPLE-4  If only some tokens are allowed (sampler_allow), the result is one of them, even if
@@ -55,6 +56,7 @@ struct sampler_scratch {
     uint32_t vocab;
     double *weights; /* [vocab] of kept */
     float *logits;   /* [vocab] after bias and penalties */
+    float *peaks;    /* [blocks_of(vocab)] the largest logit of each block */
     uint32_t *ids;   /* [vocab] see walk; distinct ids of a context */
     uint32_t *kept;  /* [vocab] candidates */
     uint8_t *marks;  /* [vocab] */
@@ -178,12 +180,21 @@ static kvasir_status check_options(const kvasir_sampling *o, uint32_t vocab, kva
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+enum { BLOCK = 256 }; /* logits; with smaller blocks it takes longer to find each one's largest */
+static size_t blocks_of(uint32_t vocab) {
+    return ((size_t)vocab + BLOCK - 1) / BLOCK;
+}
+static uint32_t block_size(uint32_t vocab, size_t block) {
+    return min_u32(BLOCK, vocab - (uint32_t)block * BLOCK);
+}
+
 /* The arrays follow one another in the order of the struct; none needs more alignment than the
  * one before it. */
 enum { SCRATCH_BYTES = sizeof(double) + sizeof(float) + 2 * sizeof(uint32_t) + 1 };
 
 size_t sampler_scratch_bytes(uint32_t vocab) {
-    return sizeof(struct sampler_scratch) + (size_t)vocab * SCRATCH_BYTES;
+    return sizeof(struct sampler_scratch) + (size_t)vocab * SCRATCH_BYTES +
+           blocks_of(vocab) * sizeof(float);
 }
 
 kvasir_status sampler_scratch_create(uint32_t vocab, struct sampler_scratch **out,
@@ -194,7 +205,8 @@ kvasir_status sampler_scratch_create(uint32_t vocab, struct sampler_scratch **ou
     s->vocab = vocab;
     s->weights = (double *)(s + 1);
     s->logits = (float *)(s->weights + vocab);
-    s->ids = (uint32_t *)(s->logits + vocab);
+    s->peaks = s->logits + vocab;
+    s->ids = (uint32_t *)(s->peaks + blocks_of(vocab));
     s->kept = s->ids + vocab;
     s->marks = (uint8_t *)(s->kept + vocab);
     *out = s;
@@ -388,13 +400,14 @@ static float largest_of(const float *x, size_t n) {
 }
 
 /* The first id with the largest logit; 0 if all are NaN. Only the block that has the largest
- * logit is searched for its id. */
-static uint32_t largest(const float *logits, uint32_t vocab) {
-    enum { BLOCK = 1024 };
+ * logit is searched for its id. peaks [blocks_of(vocab)] receives the largest of each; NULL: no. */
+static uint32_t largest(const float *logits, uint32_t vocab, float *peaks) {
     float best = -INFINITY;
     uint32_t block = 0;
     for (uint32_t at = 0; at < vocab; at += BLOCK) {
         float max = largest_of(logits + at, vocab - at < BLOCK ? vocab - at : BLOCK);
+        if (peaks)
+            peaks[at / BLOCK] = max;
         block = max > best ? at : block;
         best = max > best ? max : best;
     }
@@ -406,7 +419,7 @@ static uint32_t largest(const float *logits, uint32_t vocab) {
 
 /* The same among the allowed tokens. If all of them are NaN or -inf, the first allowed one. */
 static uint32_t likeliest(const kvasir_sampler *s, const float *logits) {
-    uint32_t id = largest(logits, s->vocab);
+    uint32_t id = largest(logits, s->vocab, s->scratch->peaks);
     for (uint32_t i = 0; !is_allowed(s, id) && i < s->vocab; i++)
         id = i;
     return id;
@@ -479,23 +492,56 @@ struct cut {
  * them together weigh less than the largest one. */
 static const float NEAR = 12;
 
-/* Keeps those of scratch->kept [n] before the cut, in order, and returns their number.
+static bool is_near(float logit, float max) {
+    return logit >= max - NEAR;
+}
+
+/* The near ones of the vocabulary, in any order: only blocks that have some are looked at. */
+static uint32_t find_near(struct sampler_scratch *w, const float *logits, float max) {
+    uint32_t n = 0;
+    for (uint32_t at = 0; at < w->vocab; at += BLOCK) {
+        const uint32_t end = w->vocab - at < BLOCK ? w->vocab : at + BLOCK;
+        for (uint32_t i = at; i < end && is_near(w->peaks[at / BLOCK], max); i++) {
+            w->ids[n] = i;
+            n += is_near(logits[i], max);
+        }
+    }
+    return n;
+}
+
+/* The same of scratch->kept [n]. */
+static uint32_t find_near_kept(struct sampler_scratch *w, const float *logits, float max,
+                               uint32_t n) {
+    uint32_t near = 0, far = n;
+    for (uint32_t i = 0; i < n; i++)
+        w->ids[is_near(logits[w->kept[i]], max) ? near++ : --far] = w->kept[i];
+    ASSERT(near == far);
+    return near;
+}
+
+static void find_far(struct sampler_scratch *w, const float *logits, float max, uint32_t near) {
+    for (uint32_t i = 0; i < w->vocab; i++)
+        if (!is_near(logits[i], max))
+            w->ids[near++] = i;
+    ASSERT(near == w->vocab);
+}
+
+/* Keeps the candidates before the cut in scratch->kept, in order, and returns their number. There
+ * are n: those in scratch->kept or, if `whole`, the vocabulary, whose far ones are gathered only if
+ * the walk reaches them.
  *
  *     ids:  | heap of the near ones | the far ones |
  *           0                      near            n */
 static uint32_t walk(struct sampler_scratch *w, const float *logits, float max, uint32_t n,
-                     const struct cut *cut) {
-    uint32_t near = 0, far = n;
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t id = w->kept[i];
-        w->ids[logits[id] >= max - NEAR ? near++ : --far] = id;
-    }
-    ASSERT(near == far);
-    make_heap(logits, w->ids, near);
+                     bool whole, const struct cut *cut) {
+    const uint32_t near = whole ? find_near(w, logits, max) : find_near_kept(w, logits, max, n);
     uint32_t *heap = w->ids, left = near, kept = 0;
     double mass = 0;
+    make_heap(logits, heap, near);
     while (kept < n && kept < cut->limit) {
         if (left == 0) {
+            if (whole)
+                find_far(w, logits, max, near);
             heap = w->ids + near;
             left = n - near;
             make_heap(logits, heap, left);
@@ -541,24 +587,25 @@ static uint32_t filter(const kvasir_sampler *s, const float *logits, float max, 
     const kvasir_sampling *o = &s->options;
     struct sampler_scratch *w = s->scratch;
     uint32_t n = s->vocab, top_k = o->top_k > 0 ? (uint32_t)o->top_k : n;
-    for (uint32_t i = 0; i < n; i++)
-        w->kept[i] = i;
-    struct cut cut = {.mass = INFINITY, .limit = xtc ? n : top_k};
-    bool by_mass = o->top_p > 0 && o->top_p < 1, ordered = by_mass || o->min_p > 0;
-    if (by_mass) {
-        weigh(w, logits, max, 1, n);
-        cut.mass = sum_of(w->weights, n) * (double)o->top_p;
-    }
-    cut.least = (double)o->min_p;
-    cut.at_least = o->min_tokens_to_keep;
-    if (ordered)
-        n = walk(w, logits, max, n, &cut);
+    const bool by_mass = o->top_p > 0 && o->top_p < 1, ordered = by_mass || o->min_p > 0;
+    struct cut cut = {.mass = INFINITY,
+                      .least = (double)o->min_p,
+                      .at_least = o->min_tokens_to_keep,
+                      .limit = xtc ? n : top_k};
+    if (by_mass)
+        cut.mass = m_exp_sum(logits, n, max, 1) * (double)o->top_p;
+    if (ordered || (top_k < n && !xtc))
+        n = walk(w, logits, max, n, true, &cut);
+    else
+        for (uint32_t i = 0; i < n; i++)
+            w->kept[i] = i;
     if (xtc)
         n = drop_likely(s, logits, max, n);
     if (n <= top_k)
         return n;
-    return ordered ? top_k
-                   : walk(w, logits, max, n, &(struct cut){.mass = INFINITY, .limit = top_k});
+    return ordered
+               ? top_k
+               : walk(w, logits, max, n, false, &(struct cut){.mass = INFINITY, .limit = top_k});
 }
 
 /* ---- drawing --------------------------------------------------------------------------------- */
@@ -574,15 +621,22 @@ static double uniform(uint64_t seed, uint64_t draw, uint64_t what_for) {
     return (double)(bits >> 11) * 0x1p-53;
 }
 
+/* The logits with bias, penalties and what is not allowed; *best: the id of the largest. */
+static const float *logits_of(const kvasir_sampler *s, const float *logits, uint32_t *best) {
+    if (s->allowed || processes(&s->options))
+        logits = process(s, logits);
+    *best = likeliest(s, logits);
+    return logits;
+}
+
 size_t sampler_weigh(kvasir_sampler *s, const float *logits, const uint32_t **ids,
                      const double **weights) {
     const kvasir_sampling *o = &s->options;
     struct sampler_scratch *w = s->scratch;
+    uint32_t best, n = 1;
     *ids = w->kept;
     *weights = w->weights;
-    if (s->allowed || processes(o))
-        logits = process(s, logits);
-    uint32_t best = likeliest(s, logits), n = 1;
+    logits = logits_of(s, logits, &best);
     float max = value_of(logits, best);
     w->kept[0] = best;
     if (o->temp > 0 && !isinf(max)) {
@@ -603,22 +657,69 @@ size_t sampler_weigh(kvasir_sampler *s, const float *logits, const uint32_t **id
     return n;
 }
 
-int32_t kvasir_sampler_pick(kvasir_sampler *s, const float *logits) {
-    const uint32_t *ids;
-    const double *weights;
-    size_t n = sampler_weigh(s, logits, &ids, &weights);
-    double target = uniform(s->options.seed, s->draws++, FOR_TOKEN) * sum_of(weights, n), run = 0;
-    size_t last = 0; /* rounding may leave run slightly below target at the end */
-    for (size_t i = 0; i < n; i++) {
+/* The first of n weights with which their running sum is above *target, or the last one above 0 if
+ * rounding leaves the sum below it. *target becomes what was left of it before that weight. */
+static size_t reached(const double *weights, size_t n, double *target) {
+    size_t last = 0;
+    double run = 0, before = 0;
+    for (size_t i = 0; i < n && run <= *target; i++) {
         if (weights[i] == 0)
             continue;
         last = i;
+        before = run;
         run += weights[i];
-        if (run > target)
-            break;
     }
-    ASSERT(ids[last] < s->vocab); /* SAMPLE-3 */
-    return (int32_t)ids[last];
+    *target -= before;
+    return last;
+}
+
+static bool keeps_all(const kvasir_sampler *s) {
+    const kvasir_sampling *o = &s->options;
+    return o->temp > 0 && !(o->top_p > 0 && o->top_p < 1) && !(o->min_p > 0) &&
+           (o->top_k == 0 || (uint32_t)o->top_k == s->vocab) && !(o->xtc_probability > 0);
+}
+
+/* Draws from the whole vocabulary: a block by the sums of blocks, then one of its tokens. at: the
+ * random number, 0 .. 1. */
+static uint32_t pick_of_all(const kvasir_sampler *s, const float *logits, double at) {
+    struct sampler_scratch *w = s->scratch;
+    const float temp = s->options.temp;
+    uint32_t best;
+    logits = logits_of(s, logits, &best);
+    const float max = value_of(logits, best);
+    if (isinf(max))
+        return best;
+    const float scale = temp > 1e-30f ? 1 / temp : 1e30f; /* finite, so that 0 stays 0 */
+    const size_t blocks = blocks_of(s->vocab);
+    for (size_t b = 0; b < blocks; b++)
+        w->weights[b] = m_exp_sum(logits + b * BLOCK, block_size(s->vocab, b), max, scale);
+    double target = at * sum_of(w->weights, blocks);
+    const size_t block = reached(w->weights, blocks, &target);
+    const double of_block = w->weights[block];
+    const uint32_t n = block_size(s->vocab, block), first = (uint32_t)(block * BLOCK);
+    for (uint32_t i = 0; i < n; i++)
+        w->kept[i] = first + i;
+    weigh(w, logits, max, temp, n);
+    const double exact = sum_of(w->weights, n);
+    target *= exact / of_block;
+    return exact > 0 ? first + (uint32_t)reached(w->weights, n, &target) : best;
+}
+
+int32_t kvasir_sampler_pick(kvasir_sampler *s, const float *logits) {
+    const uint32_t *ids;
+    const double *weights;
+    const double at = uniform(s->options.seed, s->draws, FOR_TOKEN);
+    uint32_t token;
+    if (keeps_all(s)) {
+        token = pick_of_all(s, logits, at);
+    } else {
+        const size_t n = sampler_weigh(s, logits, &ids, &weights);
+        double target = at * sum_of(weights, n);
+        token = ids[reached(weights, n, &target)];
+    }
+    s->draws++;
+    ASSERT(token < s->vocab); /* SAMPLE-3 */
+    return (int32_t)token;
 }
 
 /* ---- log-probabilities ----------------------------------------------------------------------- */
@@ -650,10 +751,10 @@ uint32_t sampler_rank(const float *logits, uint32_t vocab, int32_t token) {
 void sampler_logprobs(const float *logits, uint32_t vocab, int32_t token, uint32_t n_top,
                       float *logprob, kvasir_token_logprob *top) {
     ASSERT(n_top <= TOP_LOGPROBS_MAX && n_top <= vocab && token >= 0 && (uint32_t)token < vocab);
-    enum { BLOCK = 1024 };
-    double max = (double)value_of(logits, largest(logits, vocab)), sum = 0, block[BLOCK];
-    for (uint32_t at = 0; at < vocab; at += BLOCK) {
-        const uint32_t n = vocab - at < BLOCK ? vocab - at : BLOCK;
+    enum { PART = 1024 };
+    double max = (double)value_of(logits, largest(logits, vocab, NULL)), sum = 0, block[PART];
+    for (uint32_t at = 0; at < vocab; at += PART) {
+        const uint32_t n = vocab - at < PART ? vocab - at : PART;
         for (uint32_t i = 0; i < n; i++)
             block[i] = below((double)value_of(logits, at + i), max);
         m_exp_each(block, n);

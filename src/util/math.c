@@ -3,7 +3,7 @@
  * conversions and bits of IEEE doubles, in the order written (the build sets -ffp-contract=off),
  * polynomials after an exact argument reduction.
  *
- * These are not fast, except m_exp_each, which sampling runs over whole vocabularies. The
+ * These are not fast, except m_exp_each and m_exp_sum, which run over whole vocabularies. The
  * exponentials of attention are vectors inside backend/cpu's tiers; these functions serve tables,
  * merges and sampling.
  */
@@ -81,6 +81,60 @@ void m_exp_each(double *x, size_t n) {
 
 float m_expf(float x) {
     return (float)m_exp((double)x);
+}
+
+/* e^t for t <= 0, but at least e^-87, as exp_lane does it: floats near 1.5 * 2^23 are 1 apart. The
+ * term left out of the series is r^8/8! < 6e-9. */
+static inline __attribute__((always_inline)) float exp_lane_f(float x) {
+    static const float WHOLE = 12582912.0f, LN2_FIRST = 0.693359375f, LN2_REST = -2.12194440e-4f;
+    const float t = x > -87.0f ? x : -87.0f, shifted = t * 1.44269504f + WHOLE, k = shifted - WHOLE;
+    const float r = (t - k * LN2_FIRST) - k * LN2_REST;
+    float p = 1.0f / 5040, e;
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 127) << 23; /* the low bits of WHOLE's are zeros */
+    memcpy(&e, &bits, sizeof e);
+    return (r + r * r * p + 1.0f) * e;
+}
+
+enum { SUM_LANES = 32, SUM_BLOCK = 1024 };
+/* Sums of floats over a block, one per lane, then in double: the same on every machine. */
+static inline __attribute__((always_inline)) double exp_sum(const float *x, size_t n, float max,
+                                                            float scale) {
+    double sum = 0;
+    for (size_t at = 0; at < n; at += SUM_BLOCK) {
+        const size_t end = n - at < SUM_BLOCK ? n : at + SUM_BLOCK;
+        float lanes[SUM_LANES] = {0};
+        size_t i = at;
+        for (; i + SUM_LANES <= end; i += SUM_LANES)
+            for (size_t l = 0; l < SUM_LANES; l++)
+                lanes[l] += exp_lane_f((x[i + l] - max) * scale);
+        for (; i < end; i++)
+            lanes[0] += exp_lane_f((x[i] - max) * scale);
+        for (size_t l = 0; l < SUM_LANES; l++)
+            sum += (double)lanes[l];
+    }
+    return sum;
+}
+
+#ifdef __x86_64__
+__attribute__((target("avx2"))) static double exp_sum_avx2(const float *x, size_t n, float max,
+                                                           float scale) {
+    return exp_sum(x, n, max, scale);
+}
+#endif
+
+double m_exp_sum(const float *x, size_t n, float max, float scale) {
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2"))
+        return exp_sum_avx2(x, n, max, scale);
+#endif
+    return exp_sum(x, n, max, scale);
 }
 
 /* 2 artanh s - 2 s for |s| < 0.172: the next term is s^23/23 < 2e-19. */

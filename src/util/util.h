@@ -269,6 +269,9 @@ void thread_pool_run(struct thread_pool *pool, size_t items, thread_fn *fn, void
 float m_expf(float x);
 double m_exp(double x);
 void m_exp_each(double *x, size_t n); /* x[i] = m_exp(x[i]), in vectors */
+/* The sum of e^((x[i] - max) * scale), x[i] <= max, in vectors of floats: within 1e-6 of it where
+ * terms above e^-10 have most of the sum. NaN and what is below e^-87 count as e^-87. */
+double m_exp_sum(const float *x, size_t n, float max, float scale);
 double m_log(double x);
 double m_pow(double base, double exponent); /* base > 0 */
 double m_tanh(double x);

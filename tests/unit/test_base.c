@@ -36,6 +36,34 @@ static void test_exp_each(void **state) {
     }
 }
 
+/* m_exp_sum is the sum of exponentials to 1e-6, of one to a few roundings of floats, and that of
+ * blocks of 1,024 one after the other. */
+static void test_exp_sum(void **state) {
+    (void)state;
+    static float x[5000];
+    for (int round = 0; round < 200; round++) {
+        const size_t n = 1 + (size_t)rand() % 5000;
+        const float max = (float)(unit() * 30);
+        double exact = 0;
+        for (size_t i = 0; i < n; i++)
+            x[i] = max - (float)(fabs(unit()) * (round % 2 ? 20 : 90));
+        x[rand() % (int)n] = max;
+        for (size_t i = 0; i < n; i++)
+            exact += exp((double)x[i] - (double)max);
+        assert_true(fabs(m_exp_sum(x, n, max, 1) - exact) <= 1e-6 * exact);
+        double lanes = 0;
+        for (size_t at = 0; at < n; at += 1024)
+            lanes += m_exp_sum(x + at, n - at < 1024 ? n - at : 1024, max, 1);
+        assert_true(fabs(m_exp_sum(x, n, max, 1) - lanes) <= 1e-15 * lanes);
+    }
+    const float pair[] = {-2, -6};
+    assert_true(fabs(m_exp_sum(pair, 2, -2, 0.5f) - (1 + exp(-2))) <= 1e-7);
+    for (float t = 0; t > -87; t -= 0.01f)
+        assert_true(fabs(m_exp_sum(&t, 1, 0, 1) - exp((double)t)) <= 3e-7 * exp((double)t));
+    const float ends[] = {-INFINITY, NAN, -1e30f, -100};
+    assert_true(m_exp_sum(ends, 4, 0, 1) < 1e-37 && m_exp_sum(ends, 4, 0, 1) >= 0);
+}
+
 static void test_exp_log(void **state) {
     (void)state;
     for (int i = 0; i < 200000; i++) {
@@ -110,7 +138,8 @@ static void test_errors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exp_each), cmocka_unit_test(test_exp_log),
-        cmocka_unit_test(test_tanh), cmocka_unit_test(test_sincos), cmocka_unit_test(test_errors)};
+        cmocka_unit_test(test_exp_each), cmocka_unit_test(test_exp_sum),
+        cmocka_unit_test(test_exp_log),  cmocka_unit_test(test_tanh),
+        cmocka_unit_test(test_sincos),   cmocka_unit_test(test_errors)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
