@@ -89,6 +89,24 @@ static bool run_calls(struct call *calls, size_t n) {
 
 /* ---- the process ----------------------------------------------------------------------------- */
 
+/* What ends this program ends the group, too: it would keep its port and memory. Ctrl-C is
+ * interrupted()'s. */
+static volatile sig_atomic_t group;
+
+static void on_end(int signal_number) {
+    if (group > 0)
+        kill(-group, SIGTERM);
+    raise(signal_number); /* SA_RESETHAND: the default again */
+}
+
+static void catch_ends(void) {
+    static const int ENDS[] = {SIGTERM, SIGHUP, SIGQUIT};
+    struct sigaction end = {.sa_handler = on_end, .sa_flags = (int)SA_RESETHAND};
+    sigemptyset(&end.sa_mask);
+    for (size_t i = 0; i < sizeof ENDS / sizeof *ENDS; i++)
+        sigaction(ENDS[i], &end, NULL);
+}
+
 /* Whether the group's processes have ended within so many seconds. */
 static bool group_ends(int pid, double seconds) {
     const double end = clock_seconds() + seconds;
@@ -109,6 +127,7 @@ void exact_server_stop(struct exact_server *s) {
         kill(-s->pid, SIGKILL);
         group_ends(s->pid, STOP_SECONDS);
     }
+    group = 0;
     s->pid = 0;
 }
 
@@ -125,6 +144,8 @@ static int launch(struct exact_server *s) {
     }
     setpgid(pid, pid);
     s->pid = pid;
+    group = (sig_atomic_t)pid;
+    catch_ends();
     return EXIT_GOOD;
 }
 

@@ -35,6 +35,22 @@ assert r["seed"] == 7 and r["logprobs"] is True and len(r["cases"]) == 8, r
 assert all(c["same"] == 2 and "first_difference" not in c for c in r["cases"]), r' || die "--json"
 ! kill -0 "$(pgrep -f "serve.*--port $port" | head -1)" 2>/dev/null || die "the server still runs"
 
+# Ended by a signal, it ends the server, too.
+"$kvasir" exactness --url "$url" --start "$ours" "${small[@]}" --api completions >out 2>err &
+pid=$!
+for _ in $(seq "$(limit 200)"); do
+    ! curl -sf -o models "$url/v1/models" || break
+    sleep 0.1
+done
+[ -s models ] || die "no server to be ended"
+kill -TERM $pid
+wait $pid && die "SIGTERM does not end it"
+for _ in $(seq "$(limit 100)"); do
+    pgrep -f "serve.*--port $port" >left || break
+    sleep 0.1
+done
+[ ! -s left ] || die "the server is left"
+
 # ---- others ----
 fake() { echo "exec python3 $SOURCE_DIR/tests/api/exactness.py $port $1"; }
 x 0 --url "$url" --start "$(fake honest)" "${small[@]}"
