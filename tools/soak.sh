@@ -7,7 +7,8 @@
 #   kcheck     KVASIR_SOAK_SEEDS seeds (default 20), most of a minute each
 #   arm        kcheck of the NEON tiers, emulated: KVASIR_SOAK_ARM_SEEDS seeds (3), minutes each
 #   property   KVASIR_SOAK_PROGRAMS random programs (2000) of each random test, and
-#              1,000 kills of a process that writes to the disk tier
+#              1,000 kills of a process that writes to the disk tier, and 1,000 steps over large
+#              pages without a system call
 #   tiers      KVASIR_SOAK_FAULTS faults (500) of each class of tests/sim/tier_faults.c, and its
 #              control; KVASIR_SOAK_KILLS kills (1000) of servers and as many of a writer;
 #              KVASIR_SOAK_LIES rounds of lies of a Redis (20)
@@ -99,6 +100,7 @@ for stage in "${stages[@]}"; do
         build-ci/tests/sim_tree --programs="${KVASIR_SOAK_PROGRAMS:-2000}0"
         build-ci/tests/sim_engine --programs="${KVASIR_SOAK_PROGRAMS:-2000}" --seed=1
         build-ci/tests/sim_tier_kill --kills=1000
+        KVASIR_SOAK=1 build-ci/tests/sim_engine_pages
         ;;
     tiers) tiers_stage ;;
     server) tools/test.sh storm "${KVASIR_SOAK_STORM:-180}" ;;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The memory of caches whose layers differ, on the tiny models of ../shared/fixtures/tiny.
  *
- *   long    after a prefill of 32,768 tokens, and at each length tried after it, a sequence holds,
- *           and the pool has in use, to the byte: all pages of the layers that see everything, for
- *           layers with a window the pages that the next query sees (never more than the window
- *           and one page), and one state of the recurrent layers
+ *   long    after a prefill of 8,192 tokens (in `make soak` 32,768), and at each length tried
+ *           after it, a sequence holds, and the pool has in use, to the byte: all pages of the
+ *           layers that see everything, for layers with a window the pages that the next query
+ *           sees (never more than the window and one page), and one state of the recurrent layers
  *   edits   10,000 random trims and forks, with short evaluations between them and states kept
  *           every 64 tokens, in a budget that often refuses: it is never exceeded, at the end as
  *           many bytes are in use as at the beginning, resident memory does not grow
@@ -14,6 +14,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -23,7 +24,7 @@
 
 #include <cmocka.h>
 
-enum { TOKENS = 32768, BEHIND = 130, PAGE = 64, UNIT = 4096, VOCAB = 512, EDITS = 10000 };
+enum { TOKENS_MAX = 32768, BEHIND = 130, PAGE = 64, UNIT = 4096, VOCAB = 512, EDITS = 10000 };
 
 static kvasir_error err;
 
@@ -101,24 +102,25 @@ static void open_context(const struct shape *m, const kvasir_context_options *o,
 /* ---- long ------------------------------------------------------------------------------------ */
 
 static void check_long(const struct shape *m) {
-    static int32_t tokens[TOKENS];
+    static int32_t tokens[TOKENS_MAX];
+    const uint32_t n_tokens = getenv("KVASIR_SOAK") ? TOKENS_MAX : TOKENS_MAX / 4;
     kvasir_context_options o = kvasir_context_defaults();
     kvasir_model *model;
     kvasir_context *ctx;
     kvasir_seq *s;
     o.key_centre = "off";
-    o.ctx = TOKENS + BEHIND;
+    o.ctx = n_tokens + BEHIND;
     open_context(m, &o, &model, &ctx);
     need(kvasir_seq_create(ctx, &s, &err));
-    for (uint32_t i = 0; i < TOKENS; i++)
+    for (uint32_t i = 0; i < n_tokens; i++)
         tokens[i] = (int32_t)random_below(VOCAB);
-    need(kvasir_seq_eval(s, tokens, TOKENS, NULL, &err));
-    printf("%-12s %9" PRIu64 " bytes at %d tokens\n", m->name, kvasir_seq_bytes(s), TOKENS);
-    for (uint32_t n = TOKENS;; n++) {
+    need(kvasir_seq_eval(s, tokens, n_tokens, NULL, &err));
+    printf("%-12s %9" PRIu64 " bytes at %u tokens\n", m->name, kvasir_seq_bytes(s), n_tokens);
+    for (uint32_t n = n_tokens;; n++) {
         assert_int_equal(kvasir_seq_length(s), n);
         assert_int_equal(kvasir_seq_bytes(s), expected_bytes(m, n));
         assert_int_equal(used_bytes(ctx), expected_bytes(m, n));
-        if (n == TOKENS + BEHIND)
+        if (n == n_tokens + BEHIND)
             break;
         need(kvasir_seq_eval(s, tokens, 1, NULL, &err));
     }
@@ -126,7 +128,7 @@ static void check_long(const struct shape *m) {
     kvasir_context_info info;
     kvasir_context_get_info(ctx, &info);
     assert_true(info.peak_bytes <=
-                expected_bytes(m, TOKENS + BEHIND) + (512 / PAGE + 1) * page_bytes(&m->window));
+                expected_bytes(m, n_tokens + BEHIND) + (512 / PAGE + 1) * page_bytes(&m->window));
     kvasir_seq_destroy(s);
     assert_int_equal(used_bytes(ctx), 0);
     kvasir_context_destroy(ctx);
