@@ -21,8 +21,8 @@ fetch() { # ENVIRONMENT REQUIREMENTS SECONDS
     fi
     cp "$requirements" "$venv/requirements.txt"
 }
-fetch .venv-clients requirements.txt 180
+fetch .venv-clients requirements.txt 400
 clients=$?
-fetch .venv-python python.txt 180 || clients=1
-fetch .venv-frameworks frameworks.txt 300 && exit $clients
+fetch .venv-python python.txt 400 || clients=1
+fetch .venv-frameworks frameworks.txt 600 && exit $clients
 exit 1
