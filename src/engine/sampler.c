@@ -181,11 +181,11 @@ static kvasir_status check_options(const kvasir_sampling *o, uint32_t vocab, kva
 /* ---- life ------------------------------------------------------------------------------------ */
 
 enum { BLOCK = 256 }; /* logits; with smaller blocks it takes longer to find each one's largest */
-static size_t blocks_of(uint32_t vocab) {
-    return ((size_t)vocab + BLOCK - 1) / BLOCK;
+static uint32_t blocks_of(uint32_t vocab) {
+    return vocab / BLOCK + (vocab % BLOCK != 0);
 }
-static uint32_t block_size(uint32_t vocab, size_t block) {
-    return min_u32(BLOCK, vocab - (uint32_t)block * BLOCK);
+static uint32_t block_size(uint32_t vocab, uint32_t block) {
+    return min_u32(BLOCK, vocab - block * BLOCK);
 }
 
 /* The arrays follow one another in the order of the struct; none needs more alignment than the
@@ -404,14 +404,14 @@ static float largest_of(const float *x, size_t n) {
 static uint32_t largest(const float *logits, uint32_t vocab, float *peaks) {
     float best = -INFINITY;
     uint32_t block = 0;
-    for (uint32_t at = 0; at < vocab; at += BLOCK) {
-        float max = largest_of(logits + at, vocab - at < BLOCK ? vocab - at : BLOCK);
+    for (uint32_t b = 0; b < blocks_of(vocab); b++) {
+        float max = largest_of(logits + b * BLOCK, block_size(vocab, b));
         if (peaks)
-            peaks[at / BLOCK] = max;
-        block = max > best ? at : block;
+            peaks[b] = max;
+        block = max > best ? b : block;
         best = max > best ? max : best;
     }
-    for (uint32_t i = block; i < vocab; i++)
+    for (uint32_t i = block * BLOCK; i < vocab; i++)
         if (logits[i] == best)
             return i;
     return 0;
@@ -499,9 +499,11 @@ static bool is_near(float logit, float max) {
 /* The near ones of the vocabulary, in any order: only blocks that have some are looked at. */
 static uint32_t find_near(struct sampler_scratch *w, const float *logits, float max) {
     uint32_t n = 0;
-    for (uint32_t at = 0; at < w->vocab; at += BLOCK) {
-        const uint32_t end = w->vocab - at < BLOCK ? w->vocab : at + BLOCK;
-        for (uint32_t i = at; i < end && is_near(w->peaks[at / BLOCK], max); i++) {
+    for (uint32_t b = 0; b < blocks_of(w->vocab); b++) {
+        const uint32_t end = b * BLOCK + block_size(w->vocab, b);
+        if (!is_near(w->peaks[b], max))
+            continue;
+        for (uint32_t i = b * BLOCK; i < end; i++) {
             w->ids[n] = i;
             n += is_near(logits[i], max);
         }
@@ -690,13 +692,13 @@ static uint32_t pick_of_all(const kvasir_sampler *s, const float *logits, double
     if (isinf(max))
         return best;
     const float scale = temp > 1e-30f ? 1 / temp : 1e30f; /* finite, so that 0 stays 0 */
-    const size_t blocks = blocks_of(s->vocab);
-    for (size_t b = 0; b < blocks; b++)
+    const uint32_t blocks = blocks_of(s->vocab);
+    for (uint32_t b = 0; b < blocks; b++)
         w->weights[b] = m_exp_sum(logits + b * BLOCK, block_size(s->vocab, b), max, scale);
     double target = at * sum_of(w->weights, blocks);
-    const size_t block = reached(w->weights, blocks, &target);
+    const uint32_t block = (uint32_t)reached(w->weights, blocks, &target);
     const double of_block = w->weights[block];
-    const uint32_t n = block_size(s->vocab, block), first = (uint32_t)(block * BLOCK);
+    const uint32_t n = block_size(s->vocab, block), first = block * BLOCK;
     for (uint32_t i = 0; i < n; i++)
         w->kept[i] = first + i;
     weigh(w, logits, max, temp, n);

@@ -108,14 +108,11 @@ bool name_is_kept(const struct thread *t) {
     return false;
 }
 
-/* FNV-1a; names that collide, 1 pair in 2^64, cannot both come. */
+/* Names whose hashes collide, 1 pair in 2^64, cannot both come. */
 void write_name(struct writing *w, const struct thread *t, size_t at, const char *bytes, size_t n) {
     char *thread = w->out->data + at;
-    uint64_t hash = load_name(thread, names_at(t), 0);
-    if (!hash)
-        hash = 0xcbf29ce484222325;
-    for (size_t i = 0; i < n; i++)
-        hash = (hash ^ (uint8_t)bytes[i]) * 0x100000001b3;
+    const uint64_t before = load_name(thread, names_at(t), 0);
+    const uint64_t hash = hash_fnv1a_more(before ? before : HASH_FNV1A_START, bytes, n);
     memcpy(thread + names_at(t), &hash, sizeof hash);
 }
 

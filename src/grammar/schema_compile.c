@@ -133,16 +133,17 @@ static bool has_classes(const struct schema_branch *b) {
  * names that begin in some way could have been used, nobody could go on: such classes are left. */
 static bool plan_names(struct schema_compiler *s, struct schema_plan *p) {
     const struct schema_branch *b = &p->branch;
-    const uint32_t n = b->min > 1 ? b->min - 1 : 0;
     bool some = false;
+    if (b->min < 2)
+        return true;
     p->distinct = schema_alloc(s, b->n_classes, sizeof *p->distinct);
     if (!p->distinct)
         return false;
     for (uint32_t i = 0; i < b->n_classes; i++) {
-        p->distinct[i] = n && language_never_ends(b->classes[i].keys);
+        p->distinct[i] = language_never_ends(b->classes[i].keys);
         some |= p->distinct[i];
     }
-    p->n_names = some ? min_u32(n, SCHEMA_NAMES_MAX) : 0;
+    p->n_names = some ? min_u32(b->min - 1, SCHEMA_NAMES_MAX) : 0;
     p->words += some ? 1 + p->n_names : 0;
     return true;
 }

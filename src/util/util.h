@@ -288,12 +288,16 @@ static inline uint64_t mix_bits(uint64_t x) {
     return x ^ x >> 31;
 }
 
-/* FNV-1a, for ids and seeds that were published with it; elsewhere hashes are XXH64. */
-static inline uint64_t hash_fnv1a(const char *text, size_t len) {
-    uint64_t h = 0xcbf29ce484222325ULL;
+/* FNV-1a, for ids and seeds that were published with it, and byte by byte; elsewhere hashes are
+ * XXH64. */
+#define HASH_FNV1A_START 0xcbf29ce484222325ULL
+static inline uint64_t hash_fnv1a_more(uint64_t h, const char *text, size_t len) {
     for (size_t i = 0; i < len; i++)
         h = (h ^ (unsigned char)text[i]) * 0x100000001b3ULL;
     return h;
+}
+static inline uint64_t hash_fnv1a(const char *text, size_t len) {
+    return hash_fnv1a_more(HASH_FNV1A_START, text, len);
 }
 
 #endif
