@@ -484,6 +484,8 @@ int results_close(const struct command *c, struct results *r);
 /* From now on the first Ctrl-C makes interrupted() true; the second one kills as usual. Called
  * again, it forgets an earlier one. */
 void catch_interrupt(void);
+/* The parent had the signal ignored (nohup, a script's background job): it stays so. */
+bool signal_is_ignored(int number);
 bool interrupted(void);
 /* Threads that are started between hold_interrupt(true) and (false) do not get SIGINT, so that it
  * interrupts waits of this thread. */

@@ -104,7 +104,8 @@ static void catch_ends(void) {
     struct sigaction end = {.sa_handler = on_end, .sa_flags = (int)SA_RESETHAND};
     sigemptyset(&end.sa_mask);
     for (size_t i = 0; i < sizeof ENDS / sizeof *ENDS; i++)
-        sigaction(ENDS[i], &end, NULL);
+        if (!signal_is_ignored(ENDS[i]))
+            sigaction(ENDS[i], &end, NULL);
 }
 
 /* Whether the group's processes have ended within so many seconds. */

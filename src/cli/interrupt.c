@@ -17,11 +17,16 @@ static void on_interrupt(int signal_number) {
     came = 1;
 }
 
+bool signal_is_ignored(int number) {
+    struct sigaction old;
+    return sigaction(number, NULL, &old) != 0 || old.sa_handler == SIG_IGN;
+}
+
 void catch_interrupt(void) {
-    struct sigaction old, new = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
+    struct sigaction new = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
     sigemptyset(&new.sa_mask);
     came = 0;
-    if (sigaction(SIGINT, NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+    if (!signal_is_ignored(SIGINT))
         sigaction(SIGINT, &new, NULL);
 }
 

@@ -546,12 +546,11 @@ static int open_model(struct serve *s) {
 
 /* From here on the signals that end the server wait for take_signal. */
 static void block_signals(struct serve *s) {
-    struct sigaction old;
     sigemptyset(&s->signals);
     sigaddset(&s->signals, SIGTERM);
     if (s->a->api_key_file)
         sigaddset(&s->signals, SIGHUP);
-    if (sigaction(SIGINT, NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+    if (!signal_is_ignored(SIGINT))
         sigaddset(&s->signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &s->signals, NULL);
 }
