@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "engine/engine.h"
 
@@ -18,6 +19,13 @@ static inline void need(kvasir_status status) {
         return;
     fprintf(stderr, "bench: %s\n", err.text);
     exit(1);
+}
+
+/* CLOCK_PROCESS_CPUTIME_ID where the machine may be busy with other things. */
+static inline double seconds_of(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 static inline int by_value(const void *a, const void *b) {

@@ -14,10 +14,7 @@
  * the clock of the first run. `sets` is a hash of all sets: a change for speed must not change it.
  * The slowest are named on standard error.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+#include "bench.h"
 
 #include <xxhash.h>
 
@@ -55,12 +52,6 @@ static void die(const char *what) {
     exit(1);
 }
 
-static double seconds_of(clockid_t clock) {
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static struct moment now(void) {
     return (struct moment){seconds_of(CLOCK_THREAD_CPUTIME_ID), seconds_of(CLOCK_MONOTONIC)};
 }
@@ -84,11 +75,6 @@ static void add_time(const struct bench *b, struct times *t, struct moment start
         return;
     t->most = seconds;
     fprintf(stderr, "%s: %.3f ms: %s\n", what, 1e3 * seconds, b->name);
-}
-
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 struct figures {
@@ -139,7 +125,6 @@ static void print_figures(struct bench *b) {
 /* False: the grammar refuses a token of the text. */
 static bool walk(struct bench *b, struct grammar *g, const char *text, size_t len) {
     struct grammar_place *p;
-    kvasir_error err = {0};
     int32_t *ids;
     size_t n = 0, taken;
     bool good = true;
@@ -212,7 +197,6 @@ static kvasir_status one_test(void *user, const struct json_part *part, kvasir_e
 
 static void one_schema(struct bench *b, const char *line, size_t len) {
     struct parts p = {0};
-    kvasir_error err = {0};
     char name[80];
     if (json_walk(line, len, keep_part, &p, &err) || !p.schema.value) {
         fprintf(stderr, "left out: %s\n", err.text);
@@ -240,7 +224,6 @@ static void one_schema(struct bench *b, const char *line, size_t len) {
 
 static void open_tokenizer(struct bench *b, const char *path) {
     struct checkpoint *c;
-    kvasir_error err = {0};
     if (checkpoint_open_text(path, &c, &err) != KVASIR_OK ||
         tokenizer_create(checkpoint_tokenizer(c), &b->t, &err) != KVASIR_OK)
         die(err.text);
@@ -269,7 +252,6 @@ static void run(struct bench *b, const char *path) {
 int main(int argc, char **argv) {
     struct bench b = {.sets = XXH3_createState()};
     struct file_map gbnf = {0};
-    kvasir_error err = {0};
     long repeat = 1;
     if (argc > 2 && strcmp(argv[1], "--repeat") == 0) {
         repeat = strtol(argv[2], NULL, 10);

@@ -10,18 +10,9 @@
  */
 #include "bench.h"
 
-#include <math.h>
-#include <time.h>
-
 #include "engine/sampler.h"
 
 enum { GROUPS = 25, PICKS = 20, ROWS = 8, LIKELY = 48 };
-
-static double now_us(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
 
 static float normal(void) {
     double sum = 0;
@@ -60,10 +51,10 @@ static void measure(const struct kind *k, uint32_t vocab, const float *logits) {
     o.xtc_probability = k->xtc;
     need(kvasir_sampler_create(&o, vocab, &s, &err));
     for (int g = 0; g < GROUPS; g++) {
-        const double begin = now_us();
+        const double begin = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
         for (int i = 0; i < PICKS; i++)
             kvasir_sampler_accept(s, kvasir_sampler_pick(s, logits + (size_t)(i % ROWS) * vocab));
-        us[g] = (now_us() - begin) / PICKS;
+        us[g] = (seconds_of(CLOCK_PROCESS_CPUTIME_ID) - begin) * 1e6 / PICKS;
     }
     const size_t kept = sampler_weigh(s, logits, &ids, &weights);
     printf("%8u  %-24s %9.1f us  %7zu kept\n", vocab, k->name, median(us, GROUPS), kept);

@@ -9,10 +9,7 @@
  *
  * FILE is a tokenizer.json, its folder or a GGUF model.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+#include "bench.h"
 
 #include "model/model.h"
 #include "text/text.h"
@@ -25,7 +22,6 @@ static void die(const char *what) {
 static struct tokenizer *open_tokenizer(const char *path) {
     struct tokenizer *t = NULL;
     struct checkpoint *c;
-    kvasir_error err = {0};
     if (checkpoint_open_text(path, &c, &err) != KVASIR_OK ||
         tokenizer_create(checkpoint_tokenizer(c), &t, &err) != KVASIR_OK)
         die(err.text);
@@ -36,20 +32,12 @@ static struct tokenizer *open_tokenizer(const char *path) {
 static int32_t *encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags,
                        size_t *n) {
     int32_t *ids;
-    kvasir_error err = {0};
     if (tokenizer_encode(t, text, len, flags, &ids, n, &err) != KVASIR_OK)
         die(err.text);
     return ids;
 }
 
 /* ---- --speed --------------------------------------------------------------------------------- */
-
-/* Processor time: the machine may be busy with other things. */
-static double cpu_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 /* Peak memory of this process. getrusage would include its parent's. */
 static double peak_megabytes(void) {
@@ -66,7 +54,6 @@ static double peak_megabytes(void) {
 
 static void speed(const char *path, const char *text_path) {
     struct file_map text;
-    kvasir_error err = {0};
     if (file_map_open(&text, text_path, &err) != KVASIR_OK)
         die(err.text);
     double open_best = 1e9, encode_best = 1e9;
@@ -74,15 +61,15 @@ static void speed(const char *path, const char *text_path) {
     struct tokenizer *t = NULL;
     for (int round = 0; round < 3; round++) {
         tokenizer_destroy(t);
-        double start = cpu_seconds();
+        double start = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
         t = open_tokenizer(path);
-        double took = cpu_seconds() - start;
+        double took = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - start;
         open_best = took < open_best ? took : open_best;
     }
     for (int round = 0; round < 5; round++) {
-        double start = cpu_seconds();
+        double start = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
         mem_free(encode(t, (const char *)text.data, text.size, TOKENIZE_PARSE_SPECIAL, &n));
-        double took = cpu_seconds() - start;
+        double took = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - start;
         encode_best = took < encode_best ? took : encode_best;
     }
     printf("{\"name\": \"%s\", \"open_s\": %.3f, \"encode_mb_s\": %.2f, \"tokens\": %zu, "
@@ -104,7 +91,6 @@ static json_t *id_array(const int32_t *ids, size_t n) {
 
 static json_t *decoded(const struct tokenizer *t, const int32_t *ids, size_t n, unsigned flags) {
     struct text_buf out = {0};
-    kvasir_error err = {0};
     if (!text_append(&out, "", 0) || tokenizer_decode(t, ids, n, flags, &out, &err) != KVASIR_OK)
         die(err.text);
     json_t *text = json_stringn(out.data, out.len);
