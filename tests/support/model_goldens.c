@@ -19,6 +19,10 @@ static const struct model_goldens *goldens;
 static kvasir_model *model;
 static uint32_t vocab;
 
+static bool in_soak(void) {
+    return getenv("KVASIR_SOAK") != NULL;
+}
+
 static void need(kvasir_status status, const kvasir_error *err) {
     if (status != KVASIR_OK)
         fail_msg("%s", err->text);
@@ -163,13 +167,11 @@ static void test_losses(void **state) {
     assert_true(golden_open(&file, path));
     struct golden ids = golden_get(&file, "ids");
     const size_t windows = ids.shape[0], length = ids.shape[1];
-    const size_t used = goldens->tokens                           ? 1
-                        : getenv("KVASIR_SOAK") || windows <= FEW ? windows
-                                                                  : FEW;
+    const size_t used = goldens->tokens ? 1 : in_soak() || windows <= FEW ? windows : FEW;
     size_t n = 0;
     for (const struct golden_setting *s = goldens->settings; s->golden; s++) {
         char name[32];
-        if (s->in_soak && !getenv("KVASIR_SOAK"))
+        if (s->in_soak && !in_soak())
             continue;
         assert_true(n < GOLDEN_SETTINGS_MAX);
         snprintf(name, sizeof name, "nll.%s", s->golden);
@@ -260,7 +262,7 @@ static void test_greedy(void **state) {
     for (int r = 0; r < 3; r++)
         ctx[r] = make_context(greedy[r].bits, NULL, greedy[r].max_kv_size);
     for (size_t at = 0; (line = json_loadf(in, JSON_DISABLE_EOF_CHECK, NULL)); at++) {
-        for (int r = 0; r < 3 && (getenv("KVASIR_SOAK") || at % FEW == 0); r++) {
+        for (int r = 0; r < 3 && (in_soak() || at % FEW == 0); r++) {
             const json_t *golden =
                 json_object_get(json_object_get(line, "continuations"), greedy[r].golden);
             if (!golden)
