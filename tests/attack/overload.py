@@ -358,8 +358,9 @@ class Memory:
 
     def judge(self, findings, clock, sanitized):
         """Back within 5 %; beside a tiny model half a MiB a thread: glibc's cache of a thread holds
-        up to 448 freed blocks, each of which keeps a page. 14 threads kept 0.9 to 5.3 MiB after one
-        load; nine loads in a row 1.3 to 3.9, the last ones 2.0. A sanitizer keeps what was freed."""
+        up to 448 freed blocks, each of which keeps a page. 14 threads kept 0.9 to 5.3 MiB after a
+        load; nine loads in a row 1.3 to 3.9, the last ones 2.0. A sanitizer keeps what was
+        freed."""
         peak, ready = self.server.memory("VmHWM"), self.ready - self.cache
         what = f"resident at most {peak:.0f} MiB, bound {self.bound:.0f}"
         print(f"attack: overload: {what}", flush=True)
