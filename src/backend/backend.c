@@ -6,9 +6,9 @@
 #define ONE(name) +1
 enum {
     LISTED = 0 BACKEND_MEMBERS(ONE) BACKEND_OPERATIONS(ONE),
-    /* flush, alloc, free, upload, upload_free, read, write, weight_put, weight_drop,
-     * arena_populate, arena_host */
-    UNLISTED = 11
+    /* flush, alloc, free, upload, upload_free, read, fetch, write, weight_put,
+     * weight_drop, arena_populate, arena_host */
+    UNLISTED = 12
 };
 #undef ONE
 _Static_assert(sizeof(struct backend_ops) == (LISTED + UNLISTED) * sizeof(void (*)(void)),

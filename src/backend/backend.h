@@ -310,6 +310,10 @@ struct backend_ops {
     /* Waits for everything enqueued and copies to host memory: zeros after an error. */
     kvasir_status (*read)(struct backend *b, void *host, const void *device, size_t bytes,
                           kvasir_error *err) MUST_CHECK;
+    /* Waits likewise; *out is where the host finds the bytes: this memory itself, or a copy that
+     * stays until the next fetch. NULL after an error. */
+    kvasir_status (*fetch)(struct backend *b, const void *device, size_t bytes, const void **out,
+                           kvasir_error *err) MUST_CHECK;
     /* The other way, in order with everything enqueued: what `host` holds now. */
     void (*write)(struct backend *b, void *device, const void *host, size_t bytes);
 
@@ -479,6 +483,7 @@ static inline void backend_destroy(struct backend *b) { /* or NULL */
 #define backend_upload(b, ...)         BACKEND_CALL(upload, b, __VA_ARGS__)
 #define backend_upload_free(b, ...)    BACKEND_CALL(upload_free, b, __VA_ARGS__)
 #define backend_read(b, ...)           BACKEND_CALL(read, b, __VA_ARGS__)
+#define backend_fetch(b, ...)          BACKEND_CALL(fetch, b, __VA_ARGS__)
 #define backend_write(b, ...)          BACKEND_CALL(write, b, __VA_ARGS__)
 #define backend_weight_put(b, ...)     BACKEND_CALL(weight_put, b, __VA_ARGS__)
 #define backend_weight_drop(b, ...)    BACKEND_CALL(weight_drop, b, __VA_ARGS__)

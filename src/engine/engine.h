@@ -131,7 +131,7 @@ struct step_buffers {
     bool *hidden;               /* the same: of logit_rows, those whose states are wanted instead */
     uint32_t wanted;            /* rows of logit_rows */
     uint32_t slice, slice_end;  /* of those, the rows whose results are in host memory */
-    float *results;             /* [options.logit_rows][vocab], or as many states; host memory */
+    const float *results;       /* theirs, until the next slice: [rows][vocab], or states */
 };
 
 struct kvasir_context {

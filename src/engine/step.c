@@ -8,7 +8,7 @@
 
 #include "engine/engine.h"
 
-/* Of the buffer of results: logits of some rows, or states of more. */
+/* Results that are made at a time: logits of some rows, or states of more. */
 static size_t result_floats(const struct kvasir_context *c) {
     const struct model_config *m = model_config(c->model->model);
     return max_size((size_t)c->options.logit_rows * m->vocab, m->dim);
@@ -26,9 +26,8 @@ kvasir_status step_init(struct kvasir_context *c, kvasir_error *err) {
     s->seqs = mem_calloc(rows, sizeof *s->seqs);
     s->views = mem_calloc(rows * c->n_groups, sizeof *s->views);
     s->states = mem_calloc(rows, sizeof *s->states);
-    s->results = mem_alloc_aligned(result_floats(c) * sizeof *s->results);
     if (!s->tokens || !s->pos || !s->logit_rows || !s->hidden || !s->order || !s->first_row ||
-        !s->seqs || !s->views || !s->states || !s->results)
+        !s->seqs || !s->views || !s->states)
         return fail(err, KVASIR_ERR_MEMORY, "context: out of memory");
     return KVASIR_OK;
 }
@@ -44,7 +43,6 @@ void step_deinit(struct kvasir_context *c) {
     mem_free(s->seqs);
     mem_free(s->views);
     mem_free(s->states);
-    mem_free(s->results);
 }
 
 uint64_t step_bytes(const struct kvasir_context *c) {
@@ -52,8 +50,7 @@ uint64_t step_bytes(const struct kvasir_context *c) {
     const size_t rows = c->options.prefill_chunk;
     return rows * (sizeof *s->tokens + sizeof *s->pos + sizeof *s->logit_rows + sizeof *s->hidden +
                    sizeof *s->order + sizeof *s->first_row + sizeof *s->seqs +
-                   c->n_groups * sizeof *s->views + sizeof *s->states) +
-           result_floats(c) * sizeof *s->results;
+                   c->n_groups * sizeof *s->views + sizeof *s->states);
 }
 
 /* Positions that a part's rows attend to, together. */
@@ -110,7 +107,7 @@ static uint32_t result_width(const struct kvasir_context *c, bool hidden) {
 }
 
 /* The results of the wanted rows from `first` on, as many of its kind, logits or states, as the
- * head multiplies at a time or the buffer holds. */
+ * head multiplies at a time, or fill as much memory. */
 static kvasir_status read_slice(struct kvasir_context *c, uint32_t first, kvasir_error *err) {
     struct step_buffers *s = &c->step;
     const bool hidden = s->hidden[first];
@@ -120,8 +117,10 @@ static kvasir_status read_slice(struct kvasir_context *c, uint32_t first, kvasir
     while (n < most && first + n < s->wanted && s->hidden[first + n] == hidden)
         n++;
     const float *results = (hidden ? model_hidden : model_head)(c->run, s->logit_rows + first, n);
+    const void *fetched;
     s->slice = s->slice_end = first;
-    TRY(backend_read(c->backend, s->results, results, n * width * sizeof *results, err));
+    TRY(backend_fetch(c->backend, results, n * width * sizeof *results, &fetched, err));
+    s->results = fetched;
     TRY(checkpoint_check(model_checkpoint(c->model->model), err));
     s->slice_end = first + n;
     return KVASIR_OK;

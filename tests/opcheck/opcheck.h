@@ -14,7 +14,7 @@
  *     cuda/              built with KVASIR_CUDA: the CUDA backend against its own arithmetic
  *       check_attention.c  attention
  *       check_product.c    product
- *       check_step.c       a step as a graph, replayed for other batches; errors that stick
+ *       check_step.c       a step recorded and replayed for other batches; errors that stick
  *       check_states.c     the same of recurrent layers
  *       bench.c            --bench: times next to the read ceiling of the run
  *

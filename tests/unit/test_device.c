@@ -47,6 +47,12 @@ static kvasir_status watched_read(struct backend *b, void *host, const void *dev
     TRY(lost(e));
     return watched.cpu->read(b, host, device, bytes, e);
 }
+static kvasir_status watched_fetch(struct backend *b, const void *device, size_t bytes,
+                                   const void **out, kvasir_error *e) {
+    *out = NULL;
+    TRY(lost(e));
+    return watched.cpu->fetch(b, device, bytes, out, e);
+}
 static kvasir_status watched_arena_read(struct backend *b, const struct backend_arena *a, size_t at,
                                         void *host, size_t bytes, kvasir_error *e) {
     memset(host, 0, bytes);
@@ -77,6 +83,7 @@ static struct backend *watched_backend(void) {
     watched.ops = *b->ops;
     watched.ops.flush = watched_flush;
     watched.ops.read = watched_read;
+    watched.ops.fetch = watched_fetch;
     watched.ops.arena_read = watched_arena_read;
     watched.ops.step_begin = watched_step_begin;
     watched.ops.gather_rows = watched_gather_rows;

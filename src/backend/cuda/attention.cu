@@ -5,25 +5,12 @@
 // which of them a row has.
 #include "backend/cuda/internal.cuh"
 
-void cuda_attention(struct backend *base, const struct batch *batch, const struct kv_view *views,
-                    uint32_t layer, const float *q, const struct attention_args *args, float *out) {
-    cuda_backend *b = cuda_of(base);
-    uint32_t group;
-    if (!operation_begins(b, batch, views, layer, &group))
-        return;
-    // blocks and scratch were made for the limits' heads
-    ASSERT(args->heads == b->limits.group[group].heads);
-    if ((args->softcap != 0 || args->sinks) && !b->limits.group[group].softcap_or_sinks) {
-        kvasir_error err;
-        fail(&err, KVASIR_ERR_ARGUMENT,
-             "CUDA: attention with %s in layer group %u, which was reserved without",
-             args->sinks ? "sinks" : "a soft cap", group);
-        cuda_stick(b, &err);
-    }
-    if (cuda_works(b) && b->plan[group].blocks[COUNT_DECODE])
-        attention_decode(b, group, layer, q, args->heads, args->scale, out);
-    if (cuda_works(b) && b->plan[group].blocks[COUNT_PREFILL])
-        attention_prefill(b, group, layer, q, args->heads, args->scale, out);
-    if (cuda_works(b) && b->plan[group].blocks[COUNT_PLAIN])
-        attention_plain(b, group, layer, centre_find(b, views[0].centre), q, *args, out);
+void run_attention(cuda_backend *b, const attention_op &op) {
+    const group_plan &plan = b->plan[op.group];
+    if (plan.blocks[COUNT_DECODE])
+        attention_decode(b, op.group, op.layer, op.q, op.heads, op.scale, op.out);
+    if (cuda_works(b) && plan.blocks[COUNT_PREFILL])
+        attention_prefill(b, op.group, op.layer, op.q, op.heads, op.scale, op.out);
+    if (cuda_works(b) && plan.blocks[COUNT_PLAIN])
+        attention_plain(b, op);
 }

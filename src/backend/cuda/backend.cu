@@ -11,7 +11,7 @@
 //   CUDA-2  Nothing on the device is allocated after reserve but by alloc, upload, weight_put,
 //           arenas that grow and the first call of each layer of experts. None of these, no write
 //           and no read may come inside a capture.
-//   CUDA-3 to CUDA-6 are in memory.cu and graph.cu.
+//   CUDA-3, 4 and 6 are in memory.cu, 5, 7 and 8 in record.cu.
 #include <algorithm>
 #include <stdio.h>
 #include <string.h>
@@ -66,6 +66,7 @@ static kvasir_status open_device(cuda_backend *b, int device, kvasir_error *err)
 }
 
 static void free_fixed(cuda_backend *b) {
+    record_close(b);
     bring_close(b);
     experts_close(b);
     (void)cudaFreeHost(b->host_tables);
@@ -78,13 +79,13 @@ static void free_fixed(cuda_backend *b) {
     b->arrived = nullptr;
     b->act = nullptr;
     b->reserved = false;
-    b->written = nullptr;
 }
 
 static void cuda_destroy(struct backend *base) {
     cuda_backend *b = cuda_of(base);
     if (b->stream)
         (void)cudaStreamSynchronize(b->stream);
+    record_close(b); // what was recorded and never wanted is not run
     arenas_close(b);
     experts_drop_tables(b);
     centres_close(b);
@@ -93,6 +94,7 @@ static void cuda_destroy(struct backend *base) {
         (void)cudaEventDestroy(b->tables_read);
     if (b->stream)
         (void)cudaStreamDestroy(b->stream);
+    (void)cudaFreeHost(b->fetched);
     mem_free(b->staging);
     mem_free(b);
 }
@@ -157,17 +159,17 @@ static bool alloc_fixed(cuda_backend *b) {
     const size_t act_bytes =
         std::max(product_scratch_bytes_cuda(l->rows, l->dim),
                  product_scratch_bytes_cuda(l->rows * l->top_k, l->expert_dim));
-    const size_t table_bytes = tables_lay_out(l, nullptr, l->seqs, b->most, b->group);
-    if (cudaMallocHost((void **)&b->host_tables, table_bytes) != cudaSuccess ||
-        !device_array(table_bytes, &b->dev_tables) || !device_array(floats, &b->part_out) ||
+    const size_t piece = std::max(l->rows * sizeof(uint64_t), HEAD_DIM_MAX * sizeof(double));
+    b->tables_bytes = tables_lay_out(l, nullptr, l->seqs, b->most, b->group) + BRING_SLOTS * piece;
+    if (cudaMallocHost((void **)&b->host_tables, b->tables_bytes) != cudaSuccess ||
+        !device_array(b->tables_bytes, &b->dev_tables) || !device_array(floats, &b->part_out) ||
         !device_array(rows, &b->part_ms) || !device_array(arrived, &b->arrived) ||
-        !device_array(act_bytes, (uint8_t **)&b->act) || !experts_open(b) ||
-        !bring_open(b, std::max(l->rows * sizeof(uint64_t), HEAD_DIM_MAX * sizeof(double))))
+        !device_array(act_bytes, (uint8_t **)&b->act) || !experts_open(b) || !bring_open(b, piece))
         return false;
     // The block of a row that arrives last sets its counter back: zeroed once.
     cuda_ok(b, cudaMemsetAsync(b->arrived, 0, arrived * sizeof *b->arrived, b->stream));
     // Tables laid out anew for every step leave gaps, which a graph's copy moves too.
-    memset(b->host_tables, 0, table_bytes);
+    memset(b->host_tables, 0, b->tables_bytes);
     tables_lay_out(l, b->dev_tables, l->seqs, b->most, b->group);
     return true;
 }
@@ -185,7 +187,6 @@ static kvasir_status cuda_reserve(struct backend *base, const struct backend_lim
     if (b->limits.seqs == 0)
         b->limits.seqs = l->rows;
     memset(b->plan, 0, sizeof b->plan); // of steps whose tables are gone
-    b->reserved_times++;
     if (!alloc_fixed(b)) {
         cudaError_t e = cudaGetLastError();
         free_fixed(b);
@@ -214,7 +215,7 @@ static backend_ops make_ops() {
 #define MEMBER(name) ops.name = cuda_##name;
     BACKEND_MEMBERS(MEMBER)
     MEMBER(flush) MEMBER(alloc) MEMBER(free) MEMBER(upload) MEMBER(upload_free)
-    MEMBER(read) MEMBER(write) MEMBER(weight_put) MEMBER(weight_drop)
+    MEMBER(read) MEMBER(fetch) MEMBER(write) MEMBER(weight_put) MEMBER(weight_drop)
     MEMBER(embed) MEMBER(rms_norm) MEMBER(matmul) MEMBER(rope_table) MEMBER(rope) MEMBER(kv_store)
     MEMBER(attention) MEMBER(gate_mul) MEMBER(add) MEMBER(scale) MEMBER(gate_rows)
     MEMBER(softcap) MEMBER(rearrange) MEMBER(gather_rows) MEMBER(experts)

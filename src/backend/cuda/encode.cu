@@ -79,7 +79,8 @@ template <int D>
 __device__ __forceinline__ float4 load_four(const store_place &p, uint32_t token, uint32_t four) {
     if (token < p.first || token >= p.end)
         return make_float4(0, 0, 0, 0);
-    return __ldg((const float4 *)(p.x + (size_t)(token - p.first) * p.stride) + four);
+    // no __ldg: kernel_waits
+    return *((const float4 *)(p.x + (size_t)(token - p.first) * p.stride) + four);
 }
 
 // ---- words of a tile -------------------------------------------------------------------------
@@ -299,7 +300,10 @@ __global__ void __launch_bounds__(2 * D)
     constexpr uint32_t CODES = TILE_TOKENS * (D / 4 + 1) / 2;
     static_assert(CODES + TILE_TOKENS * (D / 32) <= TILE_TOKENS * (D / 4 + 1), "ranges fit");
     store_place p;
-    if (!find_place<D>(g, layer, k, v, p))
+    kernel_comes();
+    const bool found = find_place<D>(g, layer, k, v, p);
+    kernel_waits(); // for K and V, not for the tables
+    if (!found)
         return;
     uint32_t *codes = (uint32_t *)shared;
     float2 *ranges = (float2 *)(shared + CODES);
@@ -329,25 +333,18 @@ __global__ void __launch_bounds__(2 * D)
 
 } // namespace
 
-void cuda_kv_store(struct backend *base, const struct batch *batch, const struct kv_view *views,
-                   uint32_t layer, const float *k, const float *v) {
-    cuda_backend *b = cuda_of(base);
-    uint32_t g;
-    if (!operation_begins(b, batch, views, layer, &g))
-        return;
-    const uint32_t head_dim = b->limits.group[g].head_dim, stores = b->plan[g].stores;
+void run_kv_store(cuda_backend *b, const kv_store_op &op) {
+    const uint32_t g = op.group, head_dim = b->limits.group[g].head_dim, stores = b->plan[g].stores;
     const dim3 grid(b->plan[g].blocks[COUNT_STORE], b->limits.group[g].kv_heads, 2);
     if (grid.x == 0)
         return;
     if (stores & STORE_PLAIN)
-        store_plain(b, g, layer, centre_find(b, views[0].centre), k, v);
-    if (!(stores & STORE_FAST))
+        store_plain(b, g, op.layer, op.centre, op.k, op.v);
+    if (!(stores & STORE_FAST) || !cuda_works(b))
         return;
-    if (head_dim == 64)
-        store_kernel<64><<<grid, 2 * 64, 0, b->stream>>>(b->group[g], layer, k, v);
-    else if (head_dim == 128)
-        store_kernel<128><<<grid, 2 * 128, 0, b->stream>>>(b->group[g], layer, k, v);
-    else
-        store_kernel<256><<<grid, 2 * 256, 0, b->stream>>>(b->group[g], layer, k, v);
-    cuda_ok(b, cudaGetLastError());
+    void (*kernel)(step_group, uint32_t, const float *, const float *) =
+        head_dim == 64    ? store_kernel<64>
+        : head_dim == 128 ? store_kernel<128>
+                          : store_kernel<256>;
+    cuda_ok(b, launch_early(b, kernel, grid, 2 * head_dim, 0, b->group[g], op.layer, op.k, op.v));
 }

@@ -166,28 +166,26 @@ kvasir_status fill_table(cuda_backend *b, expert_table *t, kvasir_error *err) {
     return status;
 }
 
-kvasir_status make_table(cuda_backend *b, const struct expert_layer *layer, kvasir_error *err) {
-    if (b->capturing)
-        return fail(err, KVASIR_ERR_ARGUMENT,
-                    "CUDA: a layer of experts must run once before it is captured");
+kvasir_status make_table(cuda_backend *b, const experts_op &op, kvasir_error *err) {
+    ASSERT(!b->capturing); // of a step that came before
     expert_table *t = (expert_table *)mem_calloc(1, sizeof *t);
     if (!t)
         return fail(err, KVASIR_ERR_MEMORY, "CUDA: a table of experts: out of memory");
-    t->experts = layer->experts;
-    t->n = layer->n;
+    t->experts = op.experts;
+    t->n = op.n;
     t->next = b->experts.tables;
     b->experts.tables = t;
     return fill_table(b, t, err);
 }
 
 // NULL after an error.
-const expert_table *table_of(cuda_backend *b, const struct expert_layer *layer) {
+const expert_table *table_of(cuda_backend *b, const experts_op &op) {
     kvasir_error err;
     const expert_table *t = b->experts.tables;
-    while (t && t->experts != layer->experts)
+    while (t && t->experts != op.experts)
         t = t->next;
     if (!t && cuda_works(b)) {
-        if (make_table(b, layer, &err) != KVASIR_OK)
+        if (make_table(b, op, &err) != KVASIR_OK)
             cuda_stick(b, &err);
         t = b->experts.tables;
     }
@@ -230,47 +228,44 @@ void experts_drop_tables(cuda_backend *b) {
 // ---- the operation ---------------------------------------------------------------------------
 
 // gated(gate x) * (up x) of every item, into hidden.
-static void gate_and_up(cuda_backend *b, const expert_table *t, const float *x, uint32_t rows,
-                        const struct expert_layer *layer) {
+static void gate_and_up(cuda_backend *b, const expert_table *t, const experts_op &op) {
     const expert_scratch &s = b->experts;
-    const uint32_t items = rows * layer->top_k;
+    const uint32_t items = op.rows * op.top_k;
     const size_t values = (size_t)items * t->part[DOWN].shape.k;
-    const bool in_turn = !layer->experts[0].up;
+    const bool in_turn = !op.experts[0].up;
     chosen_products gate = t->part[GATE], up = t->part[UP];
-    gate.bias = layer->gate_bias;
-    up.bias = layer->up_bias;
+    gate.bias = op.gate_bias;
+    up.bias = op.up_bias;
     float *ups = s.wide + values;
-    product_chosen(b, &gate, x, rows, layer->top_k, s.chosen, items, s.wide);
+    product_chosen(b, &gate, op.x, op.rows, op.top_k, s.chosen, items, s.wide);
     if (!in_turn)
-        product_chosen(b, &up, x, rows, layer->top_k, s.chosen, items, ups);
-    gate_values(b, layer->gate, s.wide, in_turn ? s.wide + 1 : ups, in_turn ? 2 : 1, values,
-                s.hidden);
+        product_chosen(b, &up, op.x, op.rows, op.top_k, s.chosen, items, ups);
+    gate_values(b, (enum gate_kind)op.gate, s.wide, in_turn ? s.wide + 1 : ups, in_turn ? 2 : 1,
+                values, s.hidden);
 }
 
-void cuda_experts(struct backend *base, const float *x, uint32_t rows, const float *logits,
-                  const struct expert_layer *layer, float *y) {
-    cuda_backend *b = cuda_of(base);
-    const expert_table *t = rows && cuda_works(b) ? table_of(b, layer) : nullptr;
+void run_experts(cuda_backend *b, const experts_op &op) {
+    const expert_table *t = table_of(b, op);
     if (!t)
         return;
     const backend_limits *l = &b->limits;
     const expert_scratch &s = b->experts;
     const uint32_t dim = t->part[GATE].shape.k, expert_dim = t->part[DOWN].shape.k;
-    ASSERT(rows <= l->rows && layer->n <= l->experts && layer->n == t->n);
-    ASSERT(layer->top_k <= l->top_k && layer->top_k > 0 && layer->top_k <= layer->n);
+    ASSERT(op.rows <= l->rows && op.n <= l->experts && op.n == t->n);
+    ASSERT(op.top_k <= l->top_k && op.top_k > 0 && op.top_k <= op.n);
     ASSERT(dim <= l->dim && expert_dim <= l->expert_dim && t->part[DOWN].shape.n == dim);
-    ASSERT(t->part[GATE].shape.n == (layer->experts[0].up ? expert_dim : 2 * expert_dim));
-    const route_args route = {logits,       layer->scale,     rows,     layer->n,
-                              layer->top_k, layer->normalize, s.chosen, s.weight};
-    cuda_ok(b, launch_early(b, route_kernel, dim3(blocks_of(rows, BLOCK_THREADS / WARP)),
+    ASSERT(t->part[GATE].shape.n == (op.experts[0].up ? expert_dim : 2 * expert_dim));
+    const route_args route = {op.logits, op.scale,          op.rows,  op.n,
+                              op.top_k,  op.normalize != 0, s.chosen, s.weight};
+    cuda_ok(b, launch_early(b, route_kernel, dim3(blocks_of(op.rows, BLOCK_THREADS / WARP)),
                             BLOCK_THREADS, 0, route));
-    gate_and_up(b, t, x, rows, layer);
+    gate_and_up(b, t, op);
     chosen_products down = t->part[DOWN];
-    down.bias = layer->down_bias;
-    const uint32_t items = rows * layer->top_k;
+    down.bias = op.down_bias;
+    const uint32_t items = op.rows * op.top_k;
     product_chosen(b, &down, s.hidden, items, 1, s.chosen, items, s.wide);
     if (cuda_works(b))
-        cuda_ok(b, launch_early(b, combine_kernel, dim3(rows, blocks_of(dim, BLOCK_THREADS)),
+        cuda_ok(b, launch_early(b, combine_kernel, dim3(op.rows, blocks_of(dim, BLOCK_THREADS)),
                                 BLOCK_THREADS, 0, (const float *)s.wide, (const float *)s.weight,
-                                layer->top_k, dim, y));
+                                op.top_k, dim, op.y));
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // internal.cuh: what the .cu files share: the backend, and a step's tables as kernels see them.
 //
-//     backend.cu     the table, life, scratch          product.cu, weights.cu  matrices
+//     backend.cu     the table, life, scratch          product.cu, weights.cu  matrices;
+//                                                      few_rows.cuh, many_rows.cuh, pack.cuh
 //     memory.cu      buffers, arenas                   encode.cu    K and V into pages of the
 //     step.cu        the tables of a step                           common formats, or by way of
 //     attention.cu   chooses between these three:      plain_encode.cu      of any format
@@ -10,11 +11,12 @@
 //     rows.cu        norm, rope, gates, moves          recurrent.cu convolutions, delta rule
 //     experts.cu     mixtures of experts: its matrices by product.cu, its gates by rows.cu
 //     centre.cu      tables of centred keys            error.cu     the first error
-//     graph.cu, clock.cu   for opcheck (graph.h)
+//     record.cu      a step's operations: recorded, joined, run or replayed (ops.cuh)
+//     clock.cu       for opcheck (graph.h)
 //
 // A file calls those below it only: error; memory, decode, prefill; centre, step, weights, rows;
-// product; plain_attention, plain_encode; encode, attention, recurrent, experts, graph, clock;
-// backend.
+// product; plain_attention, plain_encode; encode, attention, recurrent, experts, clock; record;
+// backend. Two calls go up: memory.cu's to step_submit, and graphs_drop.
 //
 // All kernels are compiled without contraction (-fmad=false): a*b+c is two roundings, fmaf() one.
 #pragma once
@@ -171,11 +173,22 @@ struct expert_scratch {
     struct expert_table *tables; // of the layers that were called
 };
 
-struct cuda_graph {
-    cudaGraphExec_t exec;
-    uint32_t reserved; // cuda_backend.reserved_times when it was captured
-    step_plan step;
+enum {
+    GRAPH_ROWS = 256, // steps of at most so many rows become graphs
+    GRAPHS_MAX = 64,
 };
+
+// What record.cu has of the step that it records.
+struct step_recorder {
+    bool off; // operations run one by one, as they are called
+    bool recording;
+    struct op_record *records; // [most]
+    uint32_t n, most;
+    size_t brought; // bytes of host arrays after the tables
+    uint64_t steps;
+    struct cuda_graph_counts counts;
+};
+struct step_graph;
 
 struct cuda_backend {
     struct backend base; // first: what the contract knows
@@ -191,12 +204,14 @@ struct cuda_backend {
     backend_limits limits;                                     // seqs is settled
     uint32_t prefill_rows;                                     // of cuda_prefill_rows, settled
     bool reserved, capturing;
-    bool captured_step;      // a step began since cuda_capture_begin
-    uint32_t reserved_times; // graphs of an earlier reserve point to memory that is gone
-    // tables: the same bytes pinned on the host and on the device
+    // tables, and after them a step's host arrays: the same bytes pinned on the host and on the
+    // device
     uint8_t *host_tables, *dev_tables;
-    cudaEvent_t tables_read;   // host_tables may be written again
-    const cuda_graph *written; // whose next step host_tables hold; NULL: of a step without a graph
+    size_t tables_bytes;
+    cudaEvent_t tables_read; // host_tables may be written again
+    step_recorder recorder;
+    struct step_graph *graphs; // [GRAPHS_MAX], n_graphs of them used; NULL: none yet
+    uint32_t n_graphs;
     table_caps most[BACKEND_GROUPS_MAX]; // that any step within the limits needs
     step_group group[BACKEND_GROUPS_MAX];
     group_plan plan[BACKEND_GROUPS_MAX];
@@ -216,7 +231,9 @@ struct cuda_backend {
     } centres[BACKEND_GROUPS_MAX];
     uint32_t n_centres;
     struct cuda_arenas *arenas; // memory.cu
-    uint8_t *staging;           // host memory of page_convert
+    void *fetched;              // pinned host memory of fetch
+    size_t fetched_bytes;
+    uint8_t *staging; // host memory of page_convert
     size_t staging_bytes;
 };
 static_assert(offsetof(cuda_backend, base) == 0, "cuda_of relies on it");
@@ -268,7 +285,7 @@ kvasir_status cuda_status(const cuda_backend *b, kvasir_error *err);
 
 // ---- members of the table, by file -----------------------------------------------------------
 
-// memory.cu
+// Operations: record.cu. memory.cu:
 kvasir_status cuda_flush(struct backend *b, kvasir_error *err);
 void *cuda_alloc(struct backend *b, size_t bytes);
 void cuda_free(struct backend *b, void *p);
@@ -276,6 +293,8 @@ const void *cuda_upload(struct backend *b, const void *host, size_t bytes);
 void cuda_upload_free(struct backend *b, const void *device);
 kvasir_status cuda_read(struct backend *b, void *host, const void *device, size_t bytes,
                         kvasir_error *err);
+kvasir_status cuda_fetch(struct backend *b, const void *device, size_t bytes, const void **out,
+                         kvasir_error *err);
 void cuda_write(struct backend *b, void *device, const void *host, size_t bytes);
 struct backend_arena *cuda_arena_create(struct backend *b, size_t bytes);
 void cuda_arena_destroy(struct backend *b, struct backend_arena *a);
@@ -295,13 +314,12 @@ void cuda_page_convert(struct backend *b, struct backend_arena *a, const struct 
 kvasir_status cuda_weight_put(struct backend *b, const struct weight *w,
                               const struct backend_weight **out, kvasir_error *err);
 void cuda_weight_drop(struct backend *b, const struct backend_weight *w);
+// record.cu
 void cuda_embed(struct backend *b, const struct backend_weight *w, const int32_t *tokens,
                 uint32_t rows, float *y);
-// product.cu
 void cuda_matmul(struct backend *b, const float *x, uint32_t rows,
                  const struct backend_weight *const *w, const float *const *bias, float *const *y,
                  uint32_t count);
-// rows.cu
 void cuda_rms_norm(struct backend *b, const float *x, const float *gain, uint32_t rows,
                    uint32_t dim, float eps, float *y);
 void cuda_rope_table(struct backend *b, const uint32_t *pos, uint32_t rows, const double *inv_freq,
@@ -319,23 +337,20 @@ void cuda_rearrange(struct backend *b, uint32_t rows, uint32_t blocks, uint32_t 
                     struct block_strides to_strides);
 void cuda_gather_rows(struct backend *b, const float *x, const uint32_t *index, uint32_t n,
                       uint32_t dim, float *y);
-// recurrent.cu
 void cuda_short_conv(struct backend *b, const struct batch *batch, size_t at, const float *x,
                      const float *w, uint32_t width, uint32_t channels, bool silu, float *y);
 void cuda_delta_rule(struct backend *b, const struct batch *batch, size_t at, const float *qkv,
                      const float *beta, const float *a, const struct delta_layer *layer, float *y);
-// experts.cu
 void cuda_experts(struct backend *b, const float *x, uint32_t rows, const float *logits,
                   const struct expert_layer *layer, float *y);
-// step.cu
-kvasir_status cuda_check_layout(const struct backend *b, const struct page_layout *l,
-                                kvasir_error *err);
-void cuda_step_begin(struct backend *b, const struct batch *batch, uint32_t groups);
-// encode.cu, attention.cu
 void cuda_kv_store(struct backend *b, const struct batch *batch, const struct kv_view *views,
                    uint32_t layer, const float *k, const float *v);
 void cuda_attention(struct backend *b, const struct batch *batch, const struct kv_view *views,
                     uint32_t layer, const float *q, const struct attention_args *args, float *out);
+// step.cu
+kvasir_status cuda_check_layout(const struct backend *b, const struct page_layout *l,
+                                kvasir_error *err);
+void cuda_step_begin(struct backend *b, const struct batch *batch, uint32_t groups);
 // centre.cu
 kvasir_status cuda_reserve_centre(struct backend *b, const struct key_centre *c, kvasir_error *err);
 
@@ -349,8 +364,14 @@ bool bring_open(cuda_backend *b, size_t piece_bytes);
 void bring_close(cuda_backend *b);
 // memory.cu: a copy in device memory of a host array that an operation reads, for kernels launched
 // until BRING_SLOTS - 1 others are brought. The host may change its array at once. NULL after an
-// error; inside a capture it is one, since a graph would bring the same bytes for every step.
+// error. Not in a recorded step, whose arrays come with its tables (record_bring).
 const void *cuda_bring(cuda_backend *b, const void *host, size_t bytes);
+// record.cu: the step's operations are written down from now on, until step_submit hands them to
+// the device, where they were not yet; forgets all graphs; the same, and gives everything back.
+void step_record(cuda_backend *b);
+void step_submit(cuda_backend *b);
+void graphs_drop(cuda_backend *b);
+void record_close(cuda_backend *b);
 // memory.cu: where kernels find an arena.
 uint8_t *arena_base(const struct backend_arena *a);
 // clock.cu: what this build has for the device. False: nothing.
@@ -400,8 +421,7 @@ void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const flo
 void attention_prefill(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
                        uint32_t heads, float scale, float *out);
 // The plain items.
-void attention_plain(cuda_backend *b, uint32_t group, uint32_t layer, const dev_centre &centre,
-                     const float *q, const attention_args &args, float *out);
+void attention_plain(cuda_backend *b, const struct attention_op &op);
 // K and V of the rows that fall into sides of pages for which encode.cu has no code.
 void store_plain(cuda_backend *b, uint32_t group, uint32_t layer, const dev_centre &centre,
                  const float *k, const float *v);
@@ -442,3 +462,5 @@ cudaError_t launch_early(cuda_backend *b, void (*kernel)(Args...), dim3 blocks, 
     config.numAttrs = b->overlaps ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, args...);
 }
+
+#include "backend/cuda/ops.cuh"

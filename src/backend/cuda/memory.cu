@@ -53,16 +53,17 @@ static bool driver_ok(cuda_backend *b, CUresult r) {
     return cuda_ok(b, (cudaError_t)r);
 }
 
-// False after an error. A capture records launches: it must not meet an allocation or a wait.
-static bool can_work(const cuda_backend *b) {
+// What is to come is enqueued after a step whose operations still wait (record.cu). False after an
+// error. A capture records launches: it must not meet an allocation or a wait.
+static bool can_work(cuda_backend *b) {
     ASSERT(!b->capturing || !cuda_works(b));
     device_current(b);
+    step_submit(b);
     return cuda_works(b);
 }
 
 static bool wait(cuda_backend *b) {
-    device_current(b);
-    return cuda_works(b) && cuda_ok(b, cudaStreamSynchronize(b->stream));
+    return can_work(b) && cuda_ok(b, cudaStreamSynchronize(b->stream));
 }
 
 // ---- buffers ---------------------------------------------------------------------------------
@@ -116,6 +117,24 @@ kvasir_status cuda_read(struct backend *base, void *host, const void *device, si
     return cuda_status(b, err);
 }
 
+// Into pinned memory, which the device writes itself; kept for the next time, as large as it was
+// needed so far.
+kvasir_status cuda_fetch(struct backend *base, const void *device, size_t bytes, const void **out,
+                         kvasir_error *err) {
+    cuda_backend *b = cuda_of(base);
+    *out = nullptr;
+    if (can_work(b) && b->fetched_bytes < bytes) {
+        (void)cudaFreeHost(b->fetched);
+        b->fetched = nullptr;
+        b->fetched_bytes = 0;
+        if (cuda_ok(b, cudaMallocHost(&b->fetched, bytes)))
+            b->fetched_bytes = bytes;
+    }
+    TRY(cuda_read(base, b->fetched, device, cuda_works(b) ? bytes : 0, err));
+    *out = b->fetched;
+    return KVASIR_OK;
+}
+
 const void *cuda_upload(struct backend *base, const void *host, size_t bytes) {
     void *p = cuda_alloc(base, bytes);
     if (p)
@@ -158,14 +177,7 @@ const void *cuda_bring(cuda_backend *b, const void *host, size_t bytes) {
     bring_ring *r = &b->bring;
     if (!cuda_works(b))
         return nullptr;
-    if (b->capturing) {
-        kvasir_error err;
-        fail(&err, KVASIR_ERR_UNSUPPORTED,
-             "CUDA: an operation with an array in host memory cannot be part of a graph");
-        cuda_stick(b, &err);
-        return nullptr;
-    }
-    ASSERT(b->reserved && bytes <= r->slot_bytes);
+    ASSERT(!b->capturing && b->reserved && bytes <= r->slot_bytes);
     const uint32_t slot = r->next;
     uint8_t *pinned = r->host + slot * r->slot_bytes, *out = r->device + slot * r->slot_bytes;
     if (!cuda_ok(b, cudaEventSynchronize(r->read[slot])))

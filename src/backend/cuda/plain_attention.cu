@@ -444,16 +444,15 @@ __global__ void __launch_bounds__(THREADS, CHUNKS > 4 ? 1 : 2)
 
 } // namespace
 
-void attention_plain(cuda_backend *b, uint32_t group, uint32_t layer, const dev_centre &centre,
-                     const float *q, const attention_args &args, float *out) {
-    const auto &shape = b->limits.group[group];
-    ASSERT(shape.head_dim <= 8 * CHUNK && args.heads / shape.kv_heads <= COLUMNS);
-    PlainArgs a = {centre, q, args.sinks, out};
-    a.scale = args.scale;
-    a.softcap = args.softcap;
-    a.layer = layer;
-    a.heads = args.heads;
-    a.gqa = args.heads / shape.kv_heads;
+void attention_plain(cuda_backend *b, const attention_op &op) {
+    const auto &shape = b->limits.group[op.group];
+    ASSERT(shape.head_dim <= 8 * CHUNK && op.heads / shape.kv_heads <= COLUMNS);
+    PlainArgs a = {op.centre, op.q, op.sinks, op.out};
+    a.scale = op.scale;
+    a.softcap = op.softcap;
+    a.layer = op.layer;
+    a.heads = op.heads;
+    a.gqa = op.heads / shape.kv_heads;
     a.kv_heads = shape.kv_heads;
     a.dim = shape.head_dim;
     a.part_out = b->part_out;
@@ -464,6 +463,6 @@ void attention_plain(cuda_backend *b, uint32_t group, uint32_t layer, const dev_
                                             : chunks <= 2 ? plain<2>
                                             : chunks <= 4 ? plain<4>
                                                           : plain<8>;
-    cuda_ok(b, launch_early(b, kernel, dim3(b->plan[group].blocks[COUNT_PLAIN], shape.kv_heads),
-                            THREADS, 0, b->group[group], a));
+    cuda_ok(b, launch_early(b, kernel, dim3(b->plan[op.group].blocks[COUNT_PLAIN], shape.kv_heads),
+                            THREADS, 0, b->group[op.group], a));
 }

@@ -170,7 +170,10 @@ __device__ void write_plane(const Place &p, const uint8_t *codes, uint32_t pitch
 __global__ void __launch_bounds__(THREADS) store(const step_group g, const StoreArgs a) {
     extern __shared__ __align__(16) uint8_t memory[];
     Place p;
-    if (!find_place(g, a, p))
+    kernel_comes();
+    const bool found = find_place(g, a, p);
+    kernel_waits(); // for K and V, not for the tables
+    if (!found)
         return;
     const uint32_t warp = threadIdx.x / 32, pitch = a.dim + 4; // spreads tokens over banks
     float *row = (float *)memory + warp * a.dim;
@@ -201,6 +204,5 @@ void store_plain(cuda_backend *b, uint32_t group, uint32_t layer, const dev_cent
     const size_t bytes =
         WARPS * shape.head_dim * sizeof(float) + TILE_TOKENS * (shape.head_dim + 4);
     ASSERT(bytes <= 48 << 10 && grid.x > 0);
-    store<<<grid, THREADS, bytes, b->stream>>>(b->group[group], args);
-    cuda_ok(b, cudaGetLastError());
+    cuda_ok(b, launch_early(b, store, grid, THREADS, bytes, b->group[group], args));
 }

@@ -27,82 +27,86 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backend/cuda/product.cuh"
+#include "backend/cuda/few_rows.cuh"
+#include "backend/cuda/many_rows.cuh"
 
 namespace {
 
-enum { CHUNK_ROWS = 64, WARPS_MAX = 8 };
-enum { CODE_MAX_8 = 127, CODE_MAX_16 = 16256 }; // ACT8_MAX, ACT16_MAX of cpu/kernels.h
-constexpr float TINY = 1e-30f;                  // ACT_TINY
+enum { CHUNK_ROWS = 64 };
 
 // ---- activations -----------------------------------------------------------------------------
 
-// A thread rounds four inputs; eight lanes share a block. Rows after the last, up to the column
-// tile, and the block after the last, up to the pair, become zeros.
+// Rounded inputs on their way to scratch: rows up to the column tile, inputs up to the pair.
+struct pack_target {
+    act_view act;
+    uint32_t rows, k, pairs;
+    bool affine;
+};
+
+// Inputs 4 four, ... of a row, by a lane. Whole warps call this, also for rows and inputs that are
+// not there, which are zeros; nothing is kept of rows after a tile.
 template <int BITS>
-__global__ void __launch_bounds__(256) pack_kernel(const float *x, uint32_t rows, uint32_t k,
-                                                   uint32_t pairs, bool affine, act_view out) {
-    constexpr int CODE_MAX = BITS == 8 ? CODE_MAX_8 : CODE_MAX_16;
+__device__ __forceinline__ void pack_four(const pack_target &t, uint32_t row, uint32_t four,
+                                          float4 v) {
     constexpr uint32_t ROWS = tile_rows<BITS>;
-    kernel_begins();
-    const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; // whole warps: 16 i's are a pair
-    const uint32_t fours = pairs * (PAIR / 4), row = (uint32_t)(i / fours);
-    const uint32_t four = (uint32_t)(i % fours), tile = row / ROWS, in_tile = row % ROWS;
-    const bool inside = row < rows && four * 4 < k;
-    float4 v = make_float4(0, 0, 0, 0);
-    if (inside)
-        v = *((const float4 *)(x + (size_t)row * k) + four); // no __ldg: kernel_waits
-    // As integers, magnitudes order like floats, with NaN above infinity.
-    uint32_t m = max(max(__float_as_uint(v.x) & 0x7fffffffu, __float_as_uint(v.y) & 0x7fffffffu),
-                     max(__float_as_uint(v.z) & 0x7fffffffu, __float_as_uint(v.w) & 0x7fffffffu));
-#pragma unroll
-    for (int step = 1; step < 8; step *= 2)
-        m = max(m, __shfl_xor_sync(~0u, m, step));
-    float most = __uint_as_float(m), scale = 0, per_unit = 0;
-    if (m >= 0x7f800000u) {
-        scale = __uint_as_float(0x7fc00000u);
-    } else if (most >= TINY) {
-        scale = __fdiv_rn(most, (float)CODE_MAX);
-        per_unit = __fdiv_rn((float)CODE_MAX, most);
-    }
-    int code[4] = {0, 0, 0, 0};
-    if (per_unit != 0) {
-        code[0] = (int)rintf(v.x * per_unit);
-        code[1] = (int)rintf(v.y * per_unit);
-        code[2] = (int)rintf(v.z * per_unit);
-        code[3] = (int)rintf(v.w * per_unit);
-    }
-    int sum = code[0] + code[1] + code[2] + code[3];
-#pragma unroll
-    for (int step = 1; step < 8; step *= 2)
-        sum += __shfl_xor_sync(~0u, sum, step);
-    if (tile * ROWS >= rows) // after the last tile
+    const uint32_t tile = row / ROWS, in_tile = row % ROWS;
+    const rounded_four rounded = round_four<BITS>(v, t.affine);
+    if (tile * ROWS >= t.rows || four >= t.pairs * (PAIR / 4))
         return;
-    uint32_t high = 0, low = 0;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        high |= (uint32_t)((BITS == 8 ? code[j] : code[j] >> 7) & 255) << (8 * j);
-        low |= (uint32_t)(code[j] & 127) << (8 * j);
-    }
     const uint32_t pair = four / 16, second = four / 8 % 2, j = four % 8;
-    const size_t at = (size_t)tile * pairs + pair;
+    const size_t at = (size_t)tile * t.pairs + pair;
     const uint32_t column = BITS == 8 ? in_tile : 2 * in_tile;
-    uint32_t *words = (uint32_t *)out.codes + (at * 32 + column * 4 + j % 4) * 4 + 2 * second;
-    words[j / 4] = high;
+    uint32_t *words = (uint32_t *)t.act.codes + (at * 32 + column * 4 + j % 4) * 4 + 2 * second;
+    words[j / 4] = rounded.high;
     if (BITS == 16)
-        words[16 + j / 4] = low; // the next column is four lanes on
+        words[16 + j / 4] = rounded.low; // the next column is four lanes on
     if (j != 0)
         return;
-    uint32_t a = affine ? __float_as_uint(scale * (float)sum) : (uint32_t)(-8 * sum);
-    uint32_t *sides = (uint32_t *)out.sides;
+    uint32_t *sides = (uint32_t *)t.act.sides;
     if (BITS == 8) {
         sides += ((at * 2 + second) * 4 + in_tile / 2) * 4 + in_tile % 2;
-        sides[0] = __float_as_uint(scale);
-        sides[2] = a;
+        sides[0] = __float_as_uint(rounded.scale);
+        sides[2] = rounded.a;
     } else {
         sides += (at * 4 + in_tile) * 4 + 2 * second;
-        sides[0] = __float_as_uint(scale);
-        sides[1] = a;
+        sides[0] = __float_as_uint(rounded.scale);
+        sides[1] = rounded.a;
+    }
+}
+
+// y: what is rounded is kept there, too; NULL: it is not.
+template <int BITS, class From>
+__global__ void __launch_bounds__(256) pack_kernel(const From from, float *y, const pack_target t) {
+    kernel_begins();
+    const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; // whole warps: 16 i's are a pair
+    const uint32_t fours = t.pairs * (PAIR / 4), row = (uint32_t)(i / fours);
+    const uint32_t four = (uint32_t)(i % fours);
+    float4 v = make_float4(0, 0, 0, 0);
+    if (row < t.rows && four * 4 < t.k) {
+        v = from.four_at(row, four * 4);
+        if (y)
+            *(float4 *)(y + (size_t)row * t.k + four * 4) = v;
+    }
+    pack_four<BITS>(t, row, four, v);
+}
+
+// rms_norm and rounding. grid: [row, up to the column tile]
+template <int BITS>
+__global__ void __launch_bounds__(NORM_THREADS)
+    norm_pack_kernel(const rms_norm_op norm, const pack_target t) {
+    kernel_begins();
+    const uint32_t row = blockIdx.x, fours = t.pairs * (PAIR / 4);
+    const bool exists = row < t.rows; // the same for the whole block
+    const float *x = norm.x + (size_t)row * t.k;
+    const float inverse = exists ? norm_inverse_block(norm, x) : 0;
+    for (uint32_t first = 0; first < fours; first += NORM_THREADS) {
+        const uint32_t four = first + threadIdx.x, i = four * 4;
+        float4 v = make_float4(0, 0, 0, 0);
+        if (exists && i < t.k) {
+            v = norm_four(norm, x, inverse, i);
+            *(float4 *)(norm.y + (size_t)row * t.k + i) = v;
+        }
+        pack_four<BITS>(t, row, four, v);
     }
 }
 
@@ -165,30 +169,6 @@ __global__ void __launch_bounds__(256)
 
 // ---- the product -----------------------------------------------------------------------------
 
-// Sums of runs that wait to be added: [run][row][PART_STRIDE]. The stride keeps the four rows that
-// a warp writes at a time in different banks.
-enum { PART_STRIDE = 20 };
-
-template <int BITS, int TILES>
-__device__ __forceinline__ void keep_run(float *part, uint32_t lane,
-                                         const float (&acc)[TILES][lane_outputs<BITS>]) {
-    const uint32_t r = lane / 4, q = lane % 4;
-#pragma unroll
-    for (uint32_t t = 0; t < TILES; t++) {
-        if constexpr (BITS == 8) {
-            float *at = part + (t * 8 + 2 * q) * PART_STRIDE + r;
-            at[0] = acc[t][0];
-            at[PART_STRIDE] = acc[t][1];
-            at[8] = acc[t][2];
-            at[PART_STRIDE + 8] = acc[t][3];
-        } else {
-            float *at = part + (t * 4 + q) * PART_STRIDE + r;
-            at[0] = acc[t][0];
-            at[8] = acc[t][1];
-        }
-    }
-}
-
 // What a block of threads makes: rows [row0 + first, row0 + end) of x, into rows from y_row on.
 struct block_rows {
     uint32_t row0, first, end, y_row;
@@ -230,7 +210,7 @@ make_outputs(const act_view &act, const product_part &p, uint32_t tile, const bl
                 sum += part[run - first][row * PART_STRIDE + output];
             total[i] = sum;
             if (end == runs)
-                p.y[(size_t)(b.y_row + row - b.first) * v.n + j] = p.bias ? sum + p.bias[j] : sum;
+                put_output(p, (size_t)(b.y_row + row - b.first) * v.n + j, j, sum);
         }
         __syncthreads(); // before the slots are written again
     }
@@ -336,6 +316,31 @@ template <class F> product_fn kernel_for(uint32_t rows, bool chosen) {
                         : product_kernel<F, CHUNK_ROWS / tile_rows<F::BITS>>;
 }
 
+struct many_choice {
+    product_fn kernel;
+    uint32_t outputs, rows, threads; // of a block
+    size_t bytes;                    // of shared memory
+};
+template <class F, int WM, int WN, int WK> many_choice many_of() {
+    return {many_kernel<F, WM, WN, WK>, WM * WARP_OUTPUTS, WN * WARP_ROWS, WM * WN * WK * 32,
+            many_bytes<F, WM, WN, WK>()};
+}
+// The largest blocks of which there are enough for the device. tiles: of 32 outputs.
+template <class F> many_choice many_for(uint32_t tiles, uint32_t rows, uint32_t sms) {
+    if (rows <= WARP_ROWS)
+        return tiles / 2 >= sms ? many_of<F, 2, 1, 4>() : many_of<F, 1, 1, 4>();
+    const uint32_t twos = blocks_of(rows, 2 * WARP_ROWS);
+    return tiles / 4 * twos >= 2 * sms ? many_of<F, 4, 2, 1>()
+           : tiles / 2 * twos >= sms   ? many_of<F, 2, 2, 2>()
+                                       : many_of<F, 1, 2, 4>();
+}
+many_choice many_for(const weight_view &w, uint32_t tiles, uint32_t rows, uint32_t sms) {
+    return !w.biased       ? many_for<Halves<32, false, 8>>(tiles, rows, sms)
+           : w.group == 32 ? many_for<Halves<32, true, 8>>(tiles, rows, sms)
+           : w.group == 64 ? many_for<Halves<64, true, 8>>(tiles, rows, sms)
+                           : many_for<Halves<128, true, 8>>(tiles, rows, sms);
+}
+
 template <int BITS> product_fn kernel_for(const weight_view &w, uint32_t rows, bool chosen) {
     if (w.form == HALVES)
         return !w.biased       ? kernel_for<Halves<32, false, BITS>>(rows, chosen)
@@ -354,20 +359,36 @@ template <int BITS> product_fn kernel_for(const weight_view &w, uint32_t rows, b
                     : kernel_for<Codes<false, 32, false, BITS>>(rows, chosen);
 }
 
-template <int BITS>
-void pack(cuda_backend *b, const float *x, uint32_t rows, const weight_view &w, act_view act) {
-    const uint32_t padded = blocks_of(rows, tile_rows<BITS>) * tile_rows<BITS>;
-    const size_t fours = (size_t)padded * w.pairs * (PAIR / 4);
-    cuda_ok(b, launch_early(b, pack_kernel<BITS>, dim3(blocks_of(fours, 256)), 256, 0, x, rows, w.k,
-                            w.pairs, w.biased, act));
+packed_gates gates_of(const gate_mul_op &op, uint32_t k) {
+    return {(enum gate_kind)op.kind, op.gate, op.up, k};
 }
 
-// Rounds x into scratch as the matrix wants it.
-act_view round_rows(cuda_backend *b, const float *x, uint32_t rows, const weight_view &w) {
+template <int BITS>
+act_view pack(cuda_backend *b, const float *x, uint32_t rows, const weight_view &w,
+              const matmul_neighbours &with) {
+    const uint32_t padded = blocks_of(rows, tile_rows<BITS>) * tile_rows<BITS>;
+    const dim3 blocks(blocks_of((size_t)padded * w.pairs * (PAIR / 4), 256));
+    const pack_target t = {act_at<BITS>(b->act, rows, w.pairs), rows, w.k, w.pairs, w.biased};
+    if (with.norm)
+        cuda_ok(b, launch_early(b, norm_pack_kernel<BITS>, dim3(padded), NORM_THREADS, 0,
+                                *with.norm, t));
+    else if (with.gate)
+        cuda_ok(b, launch_early(b, pack_kernel<BITS, packed_gates>, blocks, 256, 0,
+                                gates_of(*with.gate, w.k), with.gate->y, t));
+    else
+        cuda_ok(b, launch_early(b, pack_kernel<BITS, packed_rows>, blocks, 256, 0,
+                                packed_rows{x, w.k}, (float *)nullptr, t));
+    return t.act;
+}
+
+// Rounds x into scratch as the matrix wants it. What it has to compute first it takes from `with`.
+act_view round_rows(cuda_backend *b, const float *x, uint32_t rows, const weight_view &w,
+                    matmul_neighbours *with) {
     if (w.form != FLOATS) {
         const act_view act =
-            b->act_bits == 8 ? act_at<8>(b->act, rows, w.pairs) : act_at<16>(b->act, rows, w.pairs);
-        b->act_bits == 8 ? pack<8>(b, x, rows, w, act) : pack<16>(b, x, rows, w, act);
+            b->act_bits == 8 ? pack<8>(b, x, rows, w, *with) : pack<16>(b, x, rows, w, *with);
+        with->norm = nullptr;
+        with->gate = nullptr;
         return act;
     }
     const act_view act = act_floats_at(b->act, rows, w.pairs);
@@ -388,16 +409,110 @@ void single_product(cuda_backend *b, const float *x, const product_args &a, uint
     cuda_ok(b, launch_early(b, single_kernel, dim3(blocks), SINGLE_WARPS * 32, 0, a, x));
 }
 
+// As many blocks as the device holds at a time; they take the tiles in turn.
+template <class F, class From, int ROWS>
+void few_launch(cuda_backend *b, const product_args &a, const From &from, uint32_t tiles) {
+    const weight_view &w = a.part[0].w;
+    const uint32_t warps = product_threads(w) / 32, ring = FEW_SLOTS * sizeof(run_slot<F>);
+    const uint32_t blocks =
+        std::min(a.gated ? tiles / 2 : tiles, 2 * b->sm_count * (WARPS_MAX / warps));
+    void (*kernel)(product_args, From, uint32_t) = few_kernel<F, From, ROWS>;
+    if (cuda_ok(b, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        WARPS_MAX * ring + FEW_INPUT_BYTES)))
+        cuda_ok(b, launch_early(b, kernel, dim3(blocks), warps * 32,
+                                warps * ring + w.pairs * a.rows * FEW_PAIR_BYTES, a, from, tiles));
+}
+template <class F, class From>
+void few_launch(cuda_backend *b, const product_args &a, const From &from, uint32_t tiles) {
+    a.rows == 1 ? few_launch<F, From, 1>(b, a, from, tiles)
+                : few_launch<F, From, 2>(b, a, from, tiles);
+}
+
+template <class F>
+void few_from(cuda_backend *b, const float *x, const product_args &a, uint32_t tiles,
+              const rms_norm_op *norm) {
+    if (norm)
+        few_launch<F>(b, a, few_norms{*norm}, tiles);
+    else
+        few_launch<F>(b, a, few_rows_of{{x, a.part[0].w.k}}, tiles);
+}
+
+bool is_few(const cuda_backend *b, const weight_view &w, uint32_t rows) {
+    return w.form == HALVES && b->act_bits == 8 && rows <= FEW_ROWS &&
+           (size_t)w.pairs * rows * FEW_PAIR_BYTES <= FEW_INPUT_BYTES;
+}
+
+bool writes(const product_args &a, const float *p) {
+    for (uint32_t i = 0; i < a.parts; i++)
+        if (a.part[i].y == p || a.part[i].sum == p)
+            return true;
+    return a.gated == p;
+}
+
+// Blocks read a norm's operand while others write what they have made: where that is the same
+// memory the norm is computed before. Every block would compute all gates: they are, too.
+void few_product(cuda_backend *b, const float *x, product_args a, uint32_t tiles,
+                 matmul_neighbours *with) {
+    const weight_view &w = a.part[0].w;
+    if (with->gated && a.parts == 2) {
+        a.gated = with->gated->y;
+        a.gate = (enum gate_kind)with->gated->kind;
+        with->gated = nullptr;
+    }
+    if (with->norm && (with->norm->y == with->norm->x || writes(a, with->norm->x))) {
+        run_rms_norm(b, *with->norm);
+        with->norm = nullptr;
+    }
+    if (with->gate)
+        run_gate_mul(b, *with->gate);
+    if (!cuda_works(b))
+        return;
+    if (!w.biased)
+        few_from<Halves<32, false, 8>>(b, x, a, tiles, with->norm);
+    else if (w.group == 32)
+        few_from<Halves<32, true, 8>>(b, x, a, tiles, with->norm);
+    else if (w.group == 64)
+        few_from<Halves<64, true, 8>>(b, x, a, tiles, with->norm);
+    else
+        few_from<Halves<128, true, 8>>(b, x, a, tiles, with->norm);
+    with->norm = nullptr;
+    with->gate = nullptr;
+}
+
+void many_product(cuda_backend *b, product_args a) {
+    uint32_t tiles = 0, blocks = 0;
+    for (uint32_t i = 0; i < a.parts; i++)
+        tiles += blocks_of(a.part[i].w.n, WARP_OUTPUTS);
+    const many_choice c = many_for(a.part[0].w, tiles, a.rows, (uint32_t)b->sm_count);
+    for (uint32_t i = 0; i < a.parts; i++) {
+        a.part[i].first = blocks;
+        blocks += blocks_of(a.part[i].w.n, c.outputs);
+    }
+    if (cuda_ok(b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        (int)c.bytes)))
+        cuda_ok(b, launch_early(b, c.kernel, dim3(blocks_of(a.rows, c.rows), blocks), c.threads,
+                                c.bytes, a));
+}
+
 // y[i] = x . w[i]^T for matrices with one kernel and one rounding of x.
-void product(cuda_backend *b, const float *x, product_args a) {
+void product(cuda_backend *b, const float *x, product_args a, matmul_neighbours *with) {
     const weight_view &w = a.part[0].w;
     if (w.form == SINGLES)
         return single_product(b, x, a, blocks_of(a.rows, SINGLE_ROWS));
-    a.act = round_rows(b, x, a.rows, w);
+    if (with->sum) { // of a single product
+        a.part[0].sum = with->sum->x;
+        a.part[0].sum_scale = with->sum->scale;
+        with->sum = nullptr;
+    }
     const product_part &last = a.part[a.parts - 1];
+    const uint32_t tiles = last.first + blocks_of(last.w.n, TILE_OUTPUTS);
+    if (is_few(b, w, a.rows))
+        return few_product(b, x, a, tiles, with);
+    a.act = round_rows(b, x, a.rows, w, with);
+    if (w.form == HALVES && b->act_bits == 8 && a.rows > tile_rows<8>)
+        return many_product(b, a);
     const product_fn kernel =
         b->act_bits == 8 ? kernel_for<8>(w, a.rows, false) : kernel_for<16>(w, a.rows, false);
-    const uint32_t tiles = last.first + blocks_of(last.w.n, TILE_OUTPUTS);
     cuda_ok(b, launch_early(b, kernel, dim3(tiles, blocks_of(a.rows, CHUNK_ROWS)),
                             product_threads(w), 0, a));
 }
@@ -417,38 +532,56 @@ size_t product_scratch_bytes_cuda(uint32_t max_rows, uint32_t max_inputs) {
     return codes > floats ? codes : floats;
 }
 
+// What cannot be done by the product's own kernels is done by its own.
+static void run_apart(cuda_backend *b, const matmul_neighbours &with, bool before) {
+    if (before && with.norm)
+        run_rms_norm(b, *with.norm);
+    if (before && with.gate)
+        run_gate_mul(b, *with.gate);
+    if (!before && with.sum)
+        run_add(b, *with.sum);
+    if (!before && with.gated)
+        run_gate_mul(b, *with.gated);
+}
+
+bool product_gates(const cuda_backend *b, const matmul_op &op) {
+    const weight_view *gate = weight_view_of(op.w[0]), *up = weight_view_of(op.w[1]);
+    return op.count == 2 && gate->n == up->n && same_kernel(*gate, *up) &&
+           is_few(b, *gate, op.rows);
+}
+
 // Matrices of one kernel are one launch, after one that rounds x; the next ones round it anew into
 // the same scratch: that kernel waits for the last product.
-void cuda_matmul(struct backend *base, const float *x, uint32_t rows,
-                 const struct backend_weight *const *w, const float *const *bias, float *const *y,
-                 uint32_t count) {
-    cuda_backend *b = cuda_of(base);
-    ASSERT(count >= 1 && count <= MATMULS_MAX);
-    ASSERT(b->reserved || !cuda_works(b));
+void run_matmul(cuda_backend *b, const matmul_op &op, matmul_neighbours with) {
+    const matrix_form first = weight_view_of(op.w[0])->form;
     product_args a = {};
-    a.rows = rows;
-    for (uint32_t i = 0; i < count && rows > 0 && cuda_works(b); i++) {
-        const weight_view *v = weight_view_of(w[i]);
-        ASSERT(rows <= b->limits.rows && v->k <= b->limits.dim);
-        ASSERT(v->k == weight_view_of(w[0])->k);
+    a.rows = op.rows;
+    if (first == FLOATS || first == SINGLES) {
+        run_apart(b, with, true);
+        with.norm = nullptr;
+        with.gate = nullptr;
+    }
+    for (uint32_t i = 0; i < op.count && cuda_works(b); i++) {
+        const weight_view *v = weight_view_of(op.w[i]);
         product_part *last = a.parts ? &a.part[a.parts - 1] : nullptr;
         if (last && !same_kernel(last->w, *v)) {
-            product(b, x, a);
+            product(b, op.x, a, &with);
             a.parts = 0;
             last = nullptr;
         }
-        a.part[a.parts++] = {*v, bias[i], y[i],
-                             last ? last->first + blocks_of(last->w.n, TILE_OUTPUTS) : 0};
+        const uint32_t tile = last ? last->first + blocks_of(last->w.n, TILE_OUTPUTS) : 0;
+        a.part[a.parts++] = {*v, op.bias[i], op.y[i], tile, nullptr, 0};
     }
-    if (a.parts > 0 && cuda_works(b))
-        product(b, x, a);
+    if (cuda_works(b))
+        product(b, op.x, a, &with);
+    run_apart(b, with, false);
 }
 
 void product_chosen(cuda_backend *b, const chosen_products *p, const float *x, uint32_t x_rows,
                     uint32_t per_row, const uint32_t *choice, uint32_t items, float *y) {
     product_args a = {};
     const weight_view &w = p->shape;
-    a.part[0] = {w, p->bias, y, 0};
+    a.part[0] = {w, p->bias, y, 0, nullptr, 0};
     a.parts = 1;
     a.rows = x_rows;
     a.table = p->table;
@@ -459,7 +592,8 @@ void product_chosen(cuda_backend *b, const chosen_products *p, const float *x, u
     ASSERT(x_rows <= (size_t)b->limits.rows * std::max(b->limits.top_k, 1u));
     if (w.form == SINGLES)
         return single_product(b, x, a, items);
-    a.act = round_rows(b, x, x_rows, w);
+    matmul_neighbours none = {};
+    a.act = round_rows(b, x, x_rows, w, &none);
     const product_fn kernel =
         b->act_bits == 8 ? kernel_for<8>(w, 1, true) : kernel_for<16>(w, 1, true);
     cuda_ok(b, launch_early(b, kernel, dim3(blocks_of(w.n, TILE_OUTPUTS) * items),

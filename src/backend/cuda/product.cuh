@@ -175,12 +175,17 @@ struct product_part {
     const float *bias;
     float *y;
     uint32_t first;
+    float *sum; // sum += sum_scale * y; NULL: y alone
+    float sum_scale;
 };
 struct product_args {
     product_part part[MATMULS_MAX]; // by rising `first`; all of one kernel
     uint32_t parts;
     act_view act;
     uint32_t rows;
+    // of two matrices of one shape: also gated(y0) * y1, which may be y0; NULL: not
+    float *gated;
+    gate_kind gate;
     // of chosen matrices (experts), else NULL: item i takes row i / per_row of x
     const weight_view *table;
     const uint32_t *choice;
@@ -253,23 +258,40 @@ __device__ __forceinline__ void add_block_16(const uint32_t (&w)[4], uint32_t b0
     }
 }
 
-// One column tile, both blocks of a pair. `loads`: this lane's column is wanted.
-template <int BITS, bool AFFINE>
-__device__ __forceinline__ void add_pair(const act_view &act, size_t at, uint32_t lane, bool loads,
-                                         const uint32_t (&w)[2][4], const float2 (&d)[2],
-                                         const float2 (&m)[2], float (&acc)[lane_outputs<BITS>]) {
-    uint4 b = make_uint4(0, 0, 0, 0);
+// What a lane multiplies of a pair and a column tile: codes of its column, sides of both blocks.
+struct act_pair {
+    uint4 codes, side[2];
+};
+
+// From scratch; `at` counts pairs. `loads`: this lane's column is wanted.
+template <int BITS>
+__device__ __forceinline__ act_pair load_pair(const act_view &act, size_t at, uint32_t lane,
+                                              bool loads) {
+    act_pair p;
+    p.codes = make_uint4(0, 0, 0, 0);
     if (loads)
-        b = act.codes[at * 32 + lane];
+        p.codes = act.codes[at * 32 + lane];
     if constexpr (BITS == 8) {
-        uint4 side0 = act.sides[at * 8 + lane % 4];
-        uint4 side1 = act.sides[at * 8 + 4 + lane % 4];
-        add_block_8<AFFINE>(w[0], b.x, b.y, side0, d[0], m[0], acc);
-        add_block_8<AFFINE>(w[1], b.z, b.w, side1, d[1], m[1], acc);
+        p.side[0] = act.sides[at * 8 + lane % 4];
+        p.side[1] = act.sides[at * 8 + 4 + lane % 4];
     } else {
-        uint4 side = act.sides[at * 4 + lane % 4];
-        add_block_16<AFFINE>(w[0], b.x, b.y, side.x, side.y, d[0], m[0], acc);
-        add_block_16<AFFINE>(w[1], b.z, b.w, side.z, side.w, d[1], m[1], acc);
+        p.side[0] = act.sides[at * 4 + lane % 4];
+        p.side[1] = make_uint4(p.side[0].z, p.side[0].w, 0, 0);
+    }
+    return p;
+}
+
+// One column tile, both blocks of a pair.
+template <int BITS, bool AFFINE>
+__device__ __forceinline__ void add_pair(const act_pair &b, const uint32_t (&w)[2][4],
+                                         const float2 (&d)[2], const float2 (&m)[2],
+                                         float (&acc)[lane_outputs<BITS>]) {
+    if constexpr (BITS == 8) {
+        add_block_8<AFFINE>(w[0], b.codes.x, b.codes.y, b.side[0], d[0], m[0], acc);
+        add_block_8<AFFINE>(w[1], b.codes.z, b.codes.w, b.side[1], d[1], m[1], acc);
+    } else {
+        add_block_16<AFFINE>(w[0], b.codes.x, b.codes.y, b.side[0].x, b.side[0].y, d[0], m[0], acc);
+        add_block_16<AFFINE>(w[1], b.codes.z, b.codes.w, b.side[1].x, b.side[1].y, d[1], m[1], acc);
     }
 }
 
@@ -282,7 +304,8 @@ __device__ __forceinline__ void spread_nibbles(uint32_t x, uint32_t y, uint32_t 
 
 // A group is GROUP inputs. A warp loads all weights of a run at once, before it waits for x.
 template <int GROUP, bool AFFINE, int ACT> struct Halves {
-    static constexpr int BITS = ACT;
+    static constexpr int BITS = ACT, GROUP_SIZE = GROUP;
+    static constexpr bool BIASED = AFFINE;
     static constexpr int QUADS = RUN / GROUP / 4;
     struct weights {
         uint4 codes[RUN_PAIRS], scales[QUADS], biases[AFFINE ? QUADS : 1];
@@ -315,27 +338,43 @@ template <int GROUP, bool AFFINE, int ACT> struct Halves {
         for (uint32_t p = 0; p < RUN_PAIRS; p++) {
             if (run * RUN_PAIRS + p >= v.pairs)
                 break;
-            uint32_t codes[2][4];
-            float2 d[2], m[2];
-#pragma unroll
-            for (uint32_t h = 0; h < 2; h++) {
-                const uint32_t g = (p * 2 + h) * BLOCK / GROUP;
-                spread_nibbles(h ? w.codes[p].z : w.codes[p].x, h ? w.codes[p].w : w.codes[p].y,
-                               codes[h]);
-                d[h] = two_scalars(word_of(w.scales[g / 4], g % 4), AFFINE && v.bf16);
-                m[h] = AFFINE ? two_scalars(word_of(w.biases[g / 4], g % 4), v.bf16)
-                              : make_float2(0, 0);
-            }
-#pragma unroll
-            for (uint32_t t = 0; t < TILES; t++)
-                if (t < c.row_tiles) {
+            add_codes_of<TILES>(
+                v, c, w.codes[p],
+                [&](uint32_t h) {
+                    const uint32_t g = (p * 2 + h) * BLOCK / GROUP;
+                    return word_of(w.scales[g / 4], g % 4);
+                },
+                [&](uint32_t h) {
+                    const uint32_t g = (p * 2 + h) * BLOCK / GROUP;
+                    return word_of(w.biases[AFFINE ? g / 4 : 0], g % 4);
+                },
+                [&](uint32_t t) {
                     const uint32_t column = t * 8 + lane / 4;
-                    size_t at =
-                        (size_t)(c.row0 / tile_rows<BITS> + t) * v.pairs + run * RUN_PAIRS + p;
-                    add_pair<BITS, AFFINE>(act, at, lane, column >= c.first && column < c.end,
-                                           codes, d, m, acc[t]);
-                }
+                    return load_pair<BITS>(
+                        act, (size_t)(c.row0 / tile_rows<BITS> + t) * v.pairs + run * RUN_PAIRS + p,
+                        lane, column >= c.first && column < c.end);
+                },
+                acc);
         }
+    }
+    // A pair of inputs: its codes; scale(h) and bias(h) are words of two, for block h; act(t) is an
+    // act_pair of column tile t.
+    template <int TILES, class Scale, class Bias, class Act>
+    static __device__ __forceinline__ void
+    add_codes_of(const weight_view &v, const columns &c, uint4 words, Scale scale, Bias bias,
+                 Act act, float (&acc)[TILES][lane_outputs<BITS>]) {
+        uint32_t codes[2][4];
+        float2 d[2], m[2];
+#pragma unroll
+        for (uint32_t h = 0; h < 2; h++) {
+            spread_nibbles(h ? words.z : words.x, h ? words.w : words.y, codes[h]);
+            d[h] = two_scalars(scale(h), AFFINE && v.bf16);
+            m[h] = AFFINE ? two_scalars(bias(h), v.bf16) : make_float2(0, 0);
+        }
+#pragma unroll
+        for (uint32_t t = 0; t < TILES; t++)
+            if (t < c.row_tiles)
+                add_pair<BITS, AFFINE>(act(t), codes, d, m, acc[t]);
     }
 };
 
@@ -508,3 +547,40 @@ template <bool BF> struct Floats {
             }
     }
 };
+
+// ---- outputs ---------------------------------------------------------------------------------
+
+enum { WARPS_MAX = 8 };
+
+// Sums of runs that wait to be added: [row][PART_STRIDE] each. The stride keeps the four rows that
+// a warp writes at a time in different banks.
+enum { PART_STRIDE = 20 };
+
+template <int BITS, int TILES>
+__device__ __forceinline__ void keep_run(float *part, uint32_t lane,
+                                         const float (&acc)[TILES][lane_outputs<BITS>]) {
+    const uint32_t r = lane / 4, q = lane % 4;
+#pragma unroll
+    for (uint32_t t = 0; t < TILES; t++) {
+        if constexpr (BITS == 8) {
+            float *at = part + (t * 8 + 2 * q) * PART_STRIDE + r;
+            at[0] = acc[t][0];
+            at[PART_STRIDE] = acc[t][1];
+            at[8] = acc[t][2];
+            at[PART_STRIDE + 8] = acc[t][3];
+        } else {
+            float *at = part + (t * 4 + q) * PART_STRIDE + r;
+            at[0] = acc[t][0];
+            at[8] = acc[t][1];
+        }
+    }
+}
+
+// Output j of a row, at `at` of y. An operation that adds y to something is done here, too.
+__device__ __forceinline__ void put_output(const product_part &p, size_t at, uint32_t j,
+                                           float sum) {
+    const float y = p.bias ? sum + p.bias[j] : sum;
+    p.y[at] = y;
+    if (p.sum)
+        p.sum[at] = fmaf(p.sum_scale, y, p.sum[at]);
+}

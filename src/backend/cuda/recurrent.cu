@@ -272,48 +272,33 @@ template <int PARTS> void launch_delta(cuda_backend *b, const delta_args &a) {
     cuda_ok(b, launch_early(b, delta_kernel<PARTS>, blocks, DELTA_THREADS, 0, a));
 }
 
-// False after an error. The step has the states of its sequences.
-bool recurrent_begins(const cuda_backend *b, const batch *batch) {
-    if (!cuda_works(b))
-        return false;
-    ASSERT(b->step.has_states && batch->n_seqs <= b->step.n_seqs);
-    return true;
-}
-
 } // namespace
 
-void cuda_short_conv(struct backend *base, const struct batch *batch, size_t at, const float *x,
-                     const float *w, uint32_t width, uint32_t channels, bool silu, float *y) {
-    cuda_backend *b = cuda_of(base);
+void run_short_conv(cuda_backend *b, const short_conv_op &op) {
+    const step_group &g = b->step.group[0];
+    const conv_args a = {g.seqs,   g.states,    op.at,        op.x, op.w,
+                         op.width, op.channels, op.silu != 0, op.y};
+    const dim3 blocks(b->step.n_seqs, blocks_of(op.channels, CONV_THREADS));
     kvasir_error err;
-    if (!recurrent_begins(b, batch))
-        return;
-    ASSERT(width > 0 && channels > 0);
-    const conv_args a = {
-        b->step.group[0].seqs, b->step.group[0].states, at, x, w, width, channels, silu, y};
-    const dim3 blocks(b->step.n_seqs, blocks_of(channels, CONV_THREADS));
-    if (width <= TAPS_FEW)
+    if (op.width <= TAPS_FEW)
         cuda_ok(b, launch_early(b, conv_kernel<TAPS_FEW>, blocks, CONV_THREADS, 0, a));
-    else if (width <= TAPS_MAX)
+    else if (op.width <= TAPS_MAX)
         cuda_ok(b, launch_early(b, conv_kernel<TAPS_MAX>, blocks, CONV_THREADS, 0, a));
     else {
         fail(&err, KVASIR_ERR_UNSUPPORTED,
-             "CUDA: convolutions over %u rows are not supported: 1 to %d", width, TAPS_MAX);
+             "CUDA: convolutions over %u rows are not supported: 1 to %d", op.width, TAPS_MAX);
         cuda_stick(b, &err);
     }
 }
 
-void cuda_delta_rule(struct backend *base, const struct batch *batch, size_t at, const float *qkv,
-                     const float *beta, const float *a, const struct delta_layer *layer, float *y) {
-    cuda_backend *b = cuda_of(base);
-    if (!recurrent_begins(b, batch))
-        return;
-    ASSERT(layer->key_dim <= HEAD_DIM_MAX && layer->key_heads > 0 && layer->value_heads > 0);
-    const delta_args args = {
-        b->step.group[0].seqs, b->step.group[0].states, at, qkv, beta, a, *layer, y};
-    if (layer->key_dim <= 4 * KEYS)
+void run_delta_rule(cuda_backend *b, const delta_rule_op &op) {
+    const step_group &g = b->step.group[0];
+    const delta_layer layer = {op.key_heads, op.value_heads, op.key_dim,        op.value_dim,
+                               op.rate,      op.bias,        op.keys_cycle != 0};
+    const delta_args args = {g.seqs, g.states, op.at, op.qkv, op.beta, op.a, layer, op.y};
+    if (layer.key_dim <= 4 * KEYS)
         launch_delta<4>(b, args);
-    else if (layer->key_dim <= 8 * KEYS)
+    else if (layer.key_dim <= 8 * KEYS)
         launch_delta<8>(b, args);
     else
         launch_delta<16>(b, args);

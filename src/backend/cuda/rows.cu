@@ -15,16 +15,13 @@
 //     rms_norm's sum follows from `dim` alone
 //   * sums of squares and gates are float32; rope's angles are double, as in the definition
 //
-// Host arrays: frequencies are parameters of the launch; positions and indices come by cuda_bring,
-// so rope_table and gather_rows cannot be captured. The others can.
-#include <string.h>
-
 #include "backend/cuda/gate.cuh"
 #include "backend/cuda/internal.cuh"
+#include "backend/cuda/norm.cuh"
 
 namespace {
 
-enum { WARP = 32, BLOCK = 256, EACH = 4, BLOCK_VALUES = BLOCK * EACH };
+enum { BLOCK = 256, EACH = 4, BLOCK_VALUES = BLOCK * EACH };
 
 // ---- elementwise -----------------------------------------------------------------------------
 
@@ -80,67 +77,34 @@ struct softcap_each {
 
 // ---- rms_norm --------------------------------------------------------------------------------
 
-enum { NORM_WARP_DIMS = 512, NORM_THREADS = 512 };
-
-struct norm_args {
-    const float *x, *gain;
-    uint32_t rows, dim;
-    float eps;
-    float *y;
-};
-
 template <uint32_t THREADS>
-__device__ __forceinline__ float squares(const float *x, uint32_t dim, uint32_t thread) {
-    float sum = 0;
-    for (uint32_t i = thread; i < dim; i += THREADS)
-        sum = fmaf(x[i], x[i], sum);
-    return warp_sum(sum);
-}
-
-template <uint32_t THREADS>
-__device__ __forceinline__ void norm_row(const norm_args &a, const float *x, float *y, float sum,
-                                         uint32_t thread) {
-    const float inverse = 1.0f / sqrtf(sum / (float)a.dim + a.eps);
+__device__ __forceinline__ void norm_row(const rms_norm_op &a, const float *x, float *y,
+                                         float inverse, uint32_t thread) {
     for (uint32_t i = thread; i < a.dim; i += THREADS)
-        y[i] = x[i] * inverse * (a.gain ? a.gain[i] : 1.0f);
+        y[i] = norm_value(a, x[i], inverse, i);
 }
 
-__global__ void __launch_bounds__(BLOCK) norm_warp_kernel(norm_args a) {
+__global__ void __launch_bounds__(BLOCK) norm_warp_kernel(const rms_norm_op a) {
     const uint32_t row = blockIdx.x * (BLOCK / WARP) + threadIdx.x / WARP;
     const uint32_t lane = threadIdx.x % WARP;
     kernel_begins();
     if (row >= a.rows) // the whole warp
         return;
     const float *x = a.x + (size_t)row * a.dim;
-    norm_row<WARP>(a, x, a.y + (size_t)row * a.dim, squares<WARP>(x, a.dim, lane), lane);
+    const float inverse = norm_inverse(a, norm_squares<WARP>(x, a.dim, lane));
+    norm_row<WARP>(a, x, a.y + (size_t)row * a.dim, inverse, lane);
 }
 
-__global__ void __launch_bounds__(NORM_THREADS) norm_block_kernel(norm_args a) {
-    __shared__ float part[NORM_THREADS / WARP];
+__global__ void __launch_bounds__(NORM_THREADS) norm_block_kernel(const rms_norm_op a) {
     const float *x = a.x + (size_t)blockIdx.x * a.dim;
     kernel_begins();
-    float sum = squares<NORM_THREADS>(x, a.dim, threadIdx.x);
-    if (threadIdx.x % WARP == 0)
-        part[threadIdx.x / WARP] = sum;
-    __syncthreads();
-    sum = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < NORM_THREADS / WARP; i++)
-        sum += part[i];
-    norm_row<NORM_THREADS>(a, x, a.y + (size_t)blockIdx.x * a.dim, sum, threadIdx.x);
+    const float inverse = norm_inverse_block(a, x);
+    norm_row<NORM_THREADS>(a, x, a.y + (size_t)blockIdx.x * a.dim, inverse, threadIdx.x);
 }
 
 // ---- rope ------------------------------------------------------------------------------------
 
-struct table_args {
-    const uint32_t *pos;
-    uint32_t rows, n;
-    float scale;
-    float *cos_out, *sin_out;
-    double inv_freq[HEAD_DIM_MAX / 2];
-};
-
-__global__ void __launch_bounds__(BLOCK) rope_table_kernel(const __grid_constant__ table_args a) {
+__global__ void __launch_bounds__(BLOCK) rope_table_kernel(const rope_table_op a) {
     const size_t at = (size_t)blockIdx.x * BLOCK + threadIdx.x;
     kernel_begins();
     if (at >= (size_t)a.rows * a.n)
@@ -155,22 +119,24 @@ __global__ void __launch_bounds__(BLOCK) rope_table_kernel(const __grid_constant
 
 enum { LANE_PAIRS = HEAD_DIM_MAX / 2 / WARP };
 
+// The heads of op, row by row, then those of another x with the same angles.
 struct rope_args {
-    float *x;
-    uint32_t items, heads, head_dim; // items: rows * heads
-    const float *cos_in, *sin_in;
-    uint32_t n;
-    bool adjacent;
+    rope_op op;
+    float *second;
+    uint32_t second_heads; // 0: there is none
 };
 
-__global__ void __launch_bounds__(BLOCK) rope_kernel(rope_args r) {
+__global__ void __launch_bounds__(BLOCK) rope_kernel(const rope_args args) {
+    const rope_op &r = args.op;
     const uint32_t item = blockIdx.x * (BLOCK / WARP) + threadIdx.x / WARP;
-    const uint32_t lane = threadIdx.x % WARP;
+    const uint32_t lane = threadIdx.x % WARP, items = r.rows * r.heads;
     kernel_begins();
-    if (item >= r.items) // the whole warp
+    if (item >= items + r.rows * args.second_heads) // the whole warp
         return;
-    float *head = r.x + (size_t)item * r.head_dim;
-    const size_t table = (size_t)(item / r.heads) * r.n;
+    const bool second = item >= items;
+    const uint32_t at = second ? item - items : item;
+    float *head = (second ? args.second : r.x) + (size_t)at * r.head_dim;
+    const size_t table = (size_t)(at / (second ? args.second_heads : r.heads)) * r.n;
     float a[LANE_PAIRS], b[LANE_PAIRS];
 #pragma unroll
     for (uint32_t j = 0; j < LANE_PAIRS; j++) {
@@ -210,23 +176,14 @@ template <class F> __device__ __forceinline__ void each_of_row(uint32_t n, F f) 
     }
 }
 
-__global__ void __launch_bounds__(BLOCK)
-    gate_rows_kernel(float *x, const float *gate, uint32_t dim) {
+__global__ void __launch_bounds__(BLOCK) gate_rows_kernel(const gate_rows_op a) {
     kernel_begins();
-    const float by = sigmoid_of(gate[blockIdx.x]);
-    float *row = x + (size_t)blockIdx.x * dim;
-    each_of_row(dim, [=](uint32_t i) { row[i] *= by; });
+    const float by = sigmoid_of(a.gate[blockIdx.x]);
+    float *row = a.x + (size_t)blockIdx.x * a.dim;
+    each_of_row(a.dim, [=](uint32_t i) { row[i] *= by; });
 }
 
-struct rearrange_args {
-    uint32_t blocks, n;
-    const float *from;
-    block_strides from_strides;
-    float *to;
-    block_strides to_strides;
-};
-
-__global__ void __launch_bounds__(BLOCK) rearrange_kernel(rearrange_args a) {
+__global__ void __launch_bounds__(BLOCK) rearrange_kernel(const rearrange_op a) {
     kernel_begins();
     const float *from = a.from + (size_t)blockIdx.x * a.from_strides.row;
     float *to = a.to + (size_t)blockIdx.x * a.to_strides.row;
@@ -236,12 +193,11 @@ __global__ void __launch_bounds__(BLOCK) rearrange_kernel(rearrange_args a) {
     });
 }
 
-__global__ void __launch_bounds__(BLOCK)
-    gather_kernel(const float *x, const uint32_t *index, uint32_t dim, float *y) {
+__global__ void __launch_bounds__(BLOCK) gather_kernel(const gather_rows_op a) {
     kernel_begins();
-    const float *from = x + (size_t)index[blockIdx.x] * dim;
-    float *to = y + (size_t)blockIdx.x * dim;
-    each_of_row(dim, [=](uint32_t i) { to[i] = from[i]; });
+    const float *from = a.x + (size_t)a.index[blockIdx.x] * a.dim;
+    float *to = a.y + (size_t)blockIdx.x * a.dim;
+    each_of_row(a.dim, [=](uint32_t i) { to[i] = from[i]; });
 }
 
 } // namespace
@@ -250,93 +206,53 @@ __global__ void __launch_bounds__(BLOCK)
 
 void gate_values(cuda_backend *b, enum gate_kind kind, const float *gate, const float *up,
                  uint32_t step, size_t n, float *y) {
-    ASSERT(kind < GATE_KINDS);
     launch_each(b, gate_each{kind, gate, up, step, y}, n);
 }
 
-void cuda_gate_mul(struct backend *b, enum gate_kind kind, const float *gate, const float *up,
-                   size_t n, float *y) {
-    gate_values(cuda_of(b), kind, gate, up, 1, n, y);
+void run_gate_mul(cuda_backend *b, const gate_mul_op &op) {
+    gate_values(b, (enum gate_kind)op.kind, op.gate, op.up, 1, op.n, op.y);
 }
 
-void cuda_add(struct backend *b, float *x, const float *y, float scale, size_t n) {
-    launch_each(cuda_of(b), add_each{x, y, scale}, n);
+void run_add(cuda_backend *b, const add_op &op) {
+    launch_each(b, add_each{op.x, op.y, op.scale}, op.n);
 }
 
-void cuda_scale(struct backend *b, float *x, float scale, size_t n) {
-    launch_each(cuda_of(b), scale_each{x, scale}, n);
+void run_scale(cuda_backend *b, const scale_op &op) {
+    launch_each(b, scale_each{op.x, op.scale}, op.n);
 }
 
-void cuda_softcap(struct backend *b, float *x, float cap, size_t n) {
-    launch_each(cuda_of(b), softcap_each{x, cap}, n);
+void run_softcap(cuda_backend *b, const softcap_op &op) {
+    launch_each(b, softcap_each{op.x, op.cap}, op.n);
 }
 
-void cuda_rms_norm(struct backend *base, const float *x, const float *gain, uint32_t rows,
-                   uint32_t dim, float eps, float *y) {
-    cuda_backend *b = cuda_of(base);
-    ASSERT(dim > 0);
-    const norm_args a = {x, gain, rows, dim, eps, y};
-    if (!rows || !cuda_works(b))
-        return;
-    if (dim <= NORM_WARP_DIMS)
-        cuda_ok(
-            b, launch_early(b, norm_warp_kernel, dim3(blocks_of(rows, BLOCK / WARP)), BLOCK, 0, a));
+void run_rms_norm(cuda_backend *b, const rms_norm_op &op) {
+    if (op.dim <= NORM_WARP_DIMS)
+        cuda_ok(b, launch_early(b, norm_warp_kernel, dim3(blocks_of(op.rows, BLOCK / WARP)), BLOCK,
+                                0, op));
     else
-        cuda_ok(b, launch_early(b, norm_block_kernel, dim3(rows), NORM_THREADS, 0, a));
+        cuda_ok(b, launch_early(b, norm_block_kernel, dim3(op.rows), NORM_THREADS, 0, op));
 }
 
-void cuda_rope_table(struct backend *base, const uint32_t *pos, uint32_t rows,
-                     const double *inv_freq, uint32_t n, float scale, float *cos_out,
-                     float *sin_out) {
-    cuda_backend *b = cuda_of(base);
-    ASSERT(rows <= b->limits.rows && 2 * n <= HEAD_DIM_MAX);
-    if (!rows || !n)
-        return;
-    table_args a = {nullptr, rows, n, scale, cos_out, sin_out, {}};
-    memcpy(a.inv_freq, inv_freq, n * sizeof *inv_freq);
-    a.pos = (const uint32_t *)cuda_bring(b, pos, rows * sizeof *pos);
-    if (a.pos)
-        cuda_ok(b, launch_early(b, rope_table_kernel, dim3(blocks_of((size_t)rows * n, BLOCK)),
-                                BLOCK, 0, a));
+void run_rope_table(cuda_backend *b, const rope_table_op &op) {
+    const dim3 blocks(blocks_of((size_t)op.rows * op.n, BLOCK));
+    cuda_ok(b, launch_early(b, rope_table_kernel, blocks, BLOCK, 0, op));
 }
 
-void cuda_rope(struct backend *base, float *x, uint32_t rows, uint32_t heads, uint32_t head_dim,
-               const float *cos_in, const float *sin_in, uint32_t n, bool adjacent) {
-    cuda_backend *b = cuda_of(base);
-    ASSERT(rows <= b->limits.rows && 2 * n <= head_dim && 2 * n <= HEAD_DIM_MAX);
-    ASSERT((uint64_t)rows * heads <= UINT32_MAX);
-    const rope_args r = {x, rows * heads, heads, head_dim, cos_in, sin_in, n, adjacent};
-    if (r.items && n && cuda_works(b))
-        cuda_ok(b,
-                launch_early(b, rope_kernel, dim3(blocks_of(r.items, BLOCK / WARP)), BLOCK, 0, r));
+void run_rope(cuda_backend *b, const rope_op &op, const rope_op *second) {
+    const rope_args a = {op, second ? second->x : nullptr, second ? second->heads : 0};
+    const size_t items = (size_t)op.rows * (op.heads + a.second_heads);
+    cuda_ok(b, launch_early(b, rope_kernel, dim3(blocks_of(items, BLOCK / WARP)), BLOCK, 0, a));
 }
 
-void cuda_gate_rows(struct backend *base, float *x, const float *gate, uint32_t rows,
-                    uint32_t dim) {
-    cuda_backend *b = cuda_of(base);
-    if (rows && dim && cuda_works(b))
-        cuda_ok(b, launch_early(b, gate_rows_kernel, move_grid(rows, dim), BLOCK, 0, x, gate, dim));
+void run_gate_rows(cuda_backend *b, const gate_rows_op &op) {
+    cuda_ok(b, launch_early(b, gate_rows_kernel, move_grid(op.rows, op.dim), BLOCK, 0, op));
 }
 
-void cuda_rearrange(struct backend *base, uint32_t rows, uint32_t blocks, uint32_t n,
-                    const float *from, struct block_strides from_strides, float *to,
-                    struct block_strides to_strides) {
-    cuda_backend *b = cuda_of(base);
-    ASSERT(from_strides.row >= n && to_strides.row >= n && (uint64_t)blocks * n <= UINT32_MAX);
-    const rearrange_args a = {blocks, n, from, from_strides, to, to_strides};
-    if (rows > 0 && blocks * n > 0 && cuda_works(b))
-        cuda_ok(b, launch_early(b, rearrange_kernel, move_grid(rows, blocks * n), BLOCK, 0, a));
+void run_rearrange(cuda_backend *b, const rearrange_op &op) {
+    cuda_ok(b,
+            launch_early(b, rearrange_kernel, move_grid(op.rows, op.blocks * op.n), BLOCK, 0, op));
 }
 
-void cuda_gather_rows(struct backend *base, const float *x, const uint32_t *index, uint32_t n,
-                      uint32_t dim, float *y) {
-    cuda_backend *b = cuda_of(base);
-    ASSERT(n <= b->limits.rows);
-    for (uint32_t i = 0; i < n; i++)
-        ASSERT(index[i] < b->limits.rows);
-    if (!n || !dim)
-        return;
-    auto from = (const uint32_t *)cuda_bring(b, index, n * sizeof *index);
-    if (from)
-        cuda_ok(b, launch_early(b, gather_kernel, move_grid(n, dim), BLOCK, 0, x, from, dim, y));
+void run_gather_rows(cuda_backend *b, const gather_rows_op &op) {
+    cuda_ok(b, launch_early(b, gather_kernel, move_grid(op.n, op.dim), BLOCK, 0, op));
 }

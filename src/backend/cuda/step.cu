@@ -5,11 +5,9 @@
 //
 //     tables:  | seqs states | group 0: counts layouts views pages decode prefill plain store | ...
 //
-// Two ways to the same bytes:
-//
-//     step_begin          measure, lay out, write, copy. Arrays are as long as the step needs; in a
-//                         capture as long as its bucket, so that their addresses stay the same
-//     cuda_step_update    measure, check against the bucket, write: the graph's first node copies
+// step_begin measures, lays out and writes; what is recorded afterwards is copied with the tables
+// (record.cu). Arrays are as long as the step needs. Those of a step that may become a graph are as
+// long as its bucket, so that the next step of the bucket has them at the same addresses.
 //
 // Invariants:
 //   STEP-1  A step that does not fit changes nothing: everything is measured and checked before the
@@ -29,8 +27,8 @@
 // Plain items: a block of tokens, and one super-run of what they see as long as these are at most
 // plain_parts_most; if there are more, everything that they see. The bits are the same.
 //
-// A bucket (of a captured step): counts of items rounded up to 2^n or 3 * 2^n, room for another
-// super-run of pages a sequence, at most the captured rows; page formats among those captured.
+// A bucket: counts of items and of sequences rounded up to 2^n or 3 * 2^n, and room for another
+// super-run of pages a sequence.
 #include <algorithm>
 #include <string.h>
 
@@ -388,9 +386,8 @@ static void count_items(const batch_seq *seq, const kv_view *v, uint32_t prefill
     });
 }
 
-// bucket: of a captured step, whose kernel says how many rows a block holds; NULL: of this one.
 static kvasir_status measure_group(const cuda_backend *b, const batch *batch, uint32_t group,
-                                   const step_plan *bucket, group_need *need, kvasir_error *err) {
+                                   group_need *need, kvasir_error *err) {
     const backend_limits *l = &b->limits;
     const kv_view *views = batch->views + (size_t)group * batch->n_seqs;
     *need = group_need{};
@@ -400,9 +397,7 @@ static kvasir_status measure_group(const cuda_backend *b, const batch *batch, ui
     uint32_t gqa = shape.heads / shape.kv_heads;
     uint64_t split = 0;
     need->prefill_tokens =
-        bucket ? bucket->plan[group].prefill_tokens
-               : std::max(1u, prefill_block_rows(need->k_formats, need->v_formats, shape.head_dim) /
-                                  gqa);
+        std::max(1u, prefill_block_rows(need->k_formats, need->v_formats, shape.head_dim) / gqa);
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         const batch_seq *seq = &batch->seqs[s];
         const kv_view *v = &views[s];
@@ -421,32 +416,30 @@ static kvasir_status measure_group(const cuda_backend *b, const batch *batch, ui
         need->store_most += pages_touched_most(seq->rows);
         count_items(seq, v, b->prefill_rows, gqa, need, &split);
     }
-    need->plain_split =
-        bucket ? bucket->plan[group].plain_split : split <= plain_parts_most(shape.kv_heads);
+    need->plain_split = split <= plain_parts_most(shape.kv_heads);
     if (need->plain_split)
         need->items[COUNT_PLAIN] = split;
     return KVASIR_OK;
 }
 
-static kvasir_status fits(const group_need *need, const table_caps *caps, const char *where,
-                          kvasir_error *err) {
+static kvasir_status fits(const group_need *need, const table_caps *caps, kvasir_error *err) {
     static const char *const names[COUNTS] = {"decode", "prefill", "plain", "store"};
     if (need->pages > caps->pages)
-        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: %llu pages: %s holds %u",
-                    (unsigned long long)need->pages, where, caps->pages);
+        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: %llu pages: what was reserved holds %u",
+                    (unsigned long long)need->pages, caps->pages);
     for (int i = 0; i < COUNTS; i++)
         if (need->items[i] > caps->items[i])
-            return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: %llu %s items: %s holds %u",
-                        (unsigned long long)need->items[i], names[i], where, caps->items[i]);
+            return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: %llu %s items: what was reserved holds %u",
+                        (unsigned long long)need->items[i], names[i], caps->items[i]);
     return KVASIR_OK;
 }
 
 static kvasir_status measure(const cuda_backend *b, const batch *batch, uint32_t groups,
-                             const step_plan *bucket, group_need *needs, kvasir_error *err) {
+                             group_need *needs, kvasir_error *err) {
     TRY(check_batch(&b->limits, batch, err));
     for (uint32_t g = 0; g < groups; g++) {
-        TRY(measure_group(b, batch, g, bucket, &needs[g], err));
-        TRY(fits(&needs[g], &b->most[g], "what was reserved", err));
+        TRY(measure_group(b, batch, g, &needs[g], err));
+        TRY(fits(&needs[g], &b->most[g], err));
     }
     return KVASIR_OK;
 }
@@ -582,8 +575,8 @@ static void write_step(const cuda_backend *b, const step_plan *step, const batch
 
 // ---- beginning a step ------------------------------------------------------------------------
 
-// A captured step's arrays and launches. Stores: the same rows may lie across more pages the next
-// time. Pages: every sequence may grow by a super-run before a wider bucket is due anyway.
+// Stores: the same rows may lie across more pages the next time. Pages: every sequence may grow by
+// a super-run before a wider bucket is due anyway.
 static table_caps caps_of_bucket(const group_need *need, const table_caps *most, uint32_t n_seqs) {
     table_caps caps;
     caps.pages = std::min(most->pages, bucket(need->pages + (uint64_t)SUPER_PAGES * n_seqs));
@@ -603,16 +596,18 @@ static table_caps caps_of_step(const group_need *need) {
 
 static void plan_step(const cuda_backend *b, const batch *batch, uint32_t groups,
                       const group_need *needs, step_plan *step) {
-    *step = step_plan{};
+    // of so few rows that it may come again (record.cu, which compares all bytes of plans)
+    const bool in_bucket = !b->recorder.off && batch->rows <= GRAPH_ROWS;
+    memset(step, 0, sizeof *step);
     step->groups = groups;
     step->has_states = batch->states != nullptr;
     step->rows = batch->rows;
-    step->n_seqs = b->capturing ? b->limits.seqs : batch->n_seqs;
+    step->n_seqs = in_bucket ? std::min(b->limits.seqs, bucket(batch->n_seqs)) : batch->n_seqs;
     for (uint32_t g = 0; g < groups; g++) {
         const group_need *need = &needs[g];
         group_plan *plan = &step->plan[g];
         step->caps[g] =
-            b->capturing ? caps_of_bucket(need, &b->most[g], batch->n_seqs) : caps_of_step(need);
+            in_bucket ? caps_of_bucket(need, &b->most[g], batch->n_seqs) : caps_of_step(need);
         for (int i = 0; i < COUNTS; i++)
             plan->blocks[i] = step->caps[g].items[i];
         plan->k_formats = need->k_formats;
@@ -644,34 +639,27 @@ static kvasir_status kernels_fit(const cuda_backend *b, uint32_t groups, const g
 
 static kvasir_status begin(cuda_backend *b, const batch *batch, uint32_t groups,
                            kvasir_error *err) {
-    ASSERT(b->reserved);
-    ASSERT(!b->capturing || !b->captured_step); // a graph holds one step
+    ASSERT(b->reserved && !b->capturing);
     if (groups != 0 && groups != b->limits.groups)
         return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a step of %u layer groups: reserved for %u",
                     groups, b->limits.groups);
     group_need needs[BACKEND_GROUPS_MAX];
-    TRY(measure(b, batch, groups, nullptr, needs, err));
+    TRY(measure(b, batch, groups, needs, err));
     TRY(kernels_fit(b, groups, needs, err));
     plan_step(b, batch, groups, needs, &b->step);
     memcpy(b->group, b->step.group, sizeof b->group);
     memcpy(b->plan, b->step.plan, sizeof b->plan);
-    // Under capture the copy becomes a node, and an event would become part of the graph too:
-    // cuda_capture_begin has waited, cuda_graph_launch records.
-    if (!b->capturing && !cuda_ok(b, cudaEventSynchronize(b->tables_read)))
+    if (!cuda_ok(b, cudaEventSynchronize(b->tables_read)))
         return cuda_status(b, err);
     write_step(b, &b->step, batch, needs);
-    b->written = nullptr;
-    cuda_ok(b, cudaMemcpyAsync(b->dev_tables, b->host_tables, b->step.bytes, cudaMemcpyHostToDevice,
-                               b->stream));
-    if (!b->capturing)
-        cuda_ok(b, cudaEventRecord(b->tables_read, b->stream));
-    b->captured_step = b->capturing;
+    step_record(b);
     return cuda_status(b, err);
 }
 
 void cuda_step_begin(struct backend *base, const struct batch *batch, uint32_t groups) {
     cuda_backend *b = cuda_of(base);
     kvasir_error err;
+    step_submit(b); // the last one
     if (cuda_works(b) && begin(b, batch, groups, &err) != KVASIR_OK)
         cuda_stick(b, &err);
 }
@@ -685,46 +673,4 @@ bool operation_begins(const cuda_backend *b, const batch *batch, const kv_view *
     ASSERT(at < b->limits.groups && layer < b->plan[at].layers);
     *group = (uint32_t)at;
     return true;
-}
-
-// ---- another step for a graph ----------------------------------------------------------------
-
-static kvasir_status fits_bucket(const step_plan *step, const batch *batch, const group_need *needs,
-                                 kvasir_error *err) {
-    if (batch->rows > step->rows)
-        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: %u rows: the graph's step has %u", batch->rows,
-                    step->rows);
-    if (step->has_states && !batch->states)
-        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a step without states: the graph's has them");
-    for (uint32_t g = 0; g < step->groups; g++) {
-        const group_plan *plan = &step->plan[g];
-        TRY(fits(&needs[g], &step->caps[g], "the graph", err));
-        if ((needs[g].k_formats & ~plan->k_formats) || (needs[g].v_formats & ~plan->v_formats) ||
-            (needs[g].stores & ~plan->stores))
-            return fail(err, KVASIR_ERR_ARGUMENT,
-                        "CUDA: the step has pages of a format that the graph's step did not have");
-        if (needs[g].layers < plan->layers)
-            return fail(err, KVASIR_ERR_ARGUMENT,
-                        "CUDA: the step has pages of %u layers, the graph's step of %u",
-                        needs[g].layers, plan->layers);
-        if (arena_base(batch->views[(size_t)g * batch->n_seqs].arena) != step->group[g].arena)
-            return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: the graph's step has another arena");
-    }
-    return KVASIR_OK;
-}
-
-kvasir_status cuda_step_update(struct backend *base, struct cuda_graph *g,
-                               const struct batch *batch, kvasir_error *err) {
-    cuda_backend *b = cuda_of(base);
-    TRY(cuda_status(b, err));
-    ASSERT(!b->capturing);
-    ASSERT(g->reserved == b->reserved_times); // its tables are still there
-    group_need needs[BACKEND_GROUPS_MAX];
-    TRY(measure(b, batch, g->step.groups, &g->step, needs, err));
-    TRY(fits_bucket(&g->step, batch, needs, err));
-    if (!cuda_ok(b, cudaEventSynchronize(b->tables_read)))
-        return cuda_status(b, err);
-    write_step(b, &g->step, batch, needs);
-    b->written = g;
-    return KVASIR_OK;
 }

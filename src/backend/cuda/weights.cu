@@ -185,6 +185,59 @@ bool repack(const weight *w, const weight_view &v, uint8_t *out) {
     return true;
 }
 
+// ---- repacking, on the device ----------------------------------------------------------------
+
+// Q4_0 and Q4_1 as files have them: blocks of a scale (and a bias) and 16 bytes, byte i with inputs
+// i and 16 + i. A thread repacks a block.
+struct file_blocks {
+    const uint8_t *data;
+    uint32_t head; // bytes before the codes
+    size_t row_bytes;
+};
+
+__global__ void __launch_bounds__(256)
+    repack_kernel(const file_blocks from, const weight_view w, uint32_t *codes, uint16_t *scales,
+                  uint16_t *biases) {
+    const uint32_t blocks = w.k / BLOCK;
+    const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    if (i >= (size_t)w.n * blocks)
+        return;
+    const uint32_t row = (uint32_t)(i / blocks), block = (uint32_t)(i % blocks);
+    // 16-bit loads: blocks are of 18 bytes
+    const uint16_t *p = (const uint16_t *)(from.data + row * from.row_bytes +
+                                           block * (size_t)(from.head + BLOCK / 2));
+    const size_t scalar = half_scalar(w, row, block * BLOCK);
+    scales[scalar] = p[0];
+    if (w.biased)
+        biases[scalar] = p[1];
+    p += from.head / 2;
+#pragma unroll
+    for (uint32_t q = 0; q < 4; q++)
+        codes[nibble_word(w, row, block * BLOCK + 4 * q)] = p[2 * q] | (uint32_t)p[2 * q + 1] << 16;
+}
+
+bool repacked_by_device(const weight *w) {
+    return w->type == WEIGHT_Q4_0 || w->type == WEIGHT_Q4_1;
+}
+
+// False: no memory for a copy of the matrix as it is, or another error.
+bool repack_on_device(cuda_backend *b, const weight *w, const weight_view &v, uint8_t *out) {
+    const sizes s = sizes_of(v);
+    const uint32_t head = w->type == WEIGHT_Q4_0 ? 2 : 4;
+    const size_t row_bytes = (size_t)(w->k / BLOCK) * (head + BLOCK / 2);
+    uint8_t *copy = (uint8_t *)cuda_alloc(&b->base, row_bytes * w->n);
+    if (!copy)
+        return false;
+    cuda_write(&b->base, copy, w->data, row_bytes * w->n);
+    cuda_ok(b, cudaMemsetAsync(out, 0, s.codes + s.scalars * (v.biased ? 2 : 1), b->stream));
+    repack_kernel<<<blocks_of((size_t)w->n * (w->k / BLOCK), 256), 256, 0, b->stream>>>(
+        file_blocks{copy, head, row_bytes}, v, (uint32_t *)out, (uint16_t *)(out + s.codes),
+        (uint16_t *)(out + s.codes + s.scalars));
+    cuda_ok(b, cudaGetLastError());
+    cuda_free(&b->base, copy); // waits
+    return cuda_works(b);
+}
+
 // ---- embed -----------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(256)
@@ -208,29 +261,33 @@ kvasir_status cuda_weight_put(struct backend *base, const struct weight *w,
     const sizes s = sizes_of(c.view);
     const size_t bytes = s.codes + s.scalars * (c.view.biased ? 2 : 1);
 
+    const bool by_device = repacked_by_device(w);
     kvasir_status status = KVASIR_OK;
-    uint8_t *host = (uint8_t *)mem_calloc(bytes, 1);
+    uint8_t *host = by_device ? nullptr : (uint8_t *)mem_calloc(bytes, 1);
     backend_weight *made = (backend_weight *)mem_alloc(sizeof *made);
-    if (!host || !made || !repack(w, c.view, host)) {
+    if (!made || (!by_device && (!host || !repack(w, c.view, host)))) {
         status = fail(err, KVASIR_ERR_MEMORY, "no memory to repack %zu bytes of weights", bytes);
         goto done;
     }
     c.data = (uint8_t *)cuda_alloc(base, bytes);
-    if (!c.data) {
+    if (!c.data || (by_device && !repack_on_device(b, w, c.view, c.data))) {
         status = cuda_status(b, err);
         if (status == KVASIR_OK)
             status =
                 fail(err, KVASIR_ERR_MEMORY, "no device memory for %zu bytes of weights", bytes);
         goto done;
     }
-    cuda_write(base, c.data, host, bytes);
+    if (!by_device)
+        cuda_write(base, c.data, host, bytes);
     c.view.codes = c.data;
     c.view.scales = c.data + s.codes;
     c.view.biases = c.view.scales + s.scalars;
     *made = c;
     *out = made;
     made = nullptr;
+    c.data = nullptr;
 done:
+    cuda_free(base, c.data);
     mem_free(made);
     mem_free(host);
     return status;
@@ -239,16 +296,13 @@ done:
 void cuda_weight_drop(struct backend *b, const struct backend_weight *w) {
     if (!w)
         return;
+    graphs_drop(cuda_of(b)); // another matrix may get the same address
     cuda_free(b, w->data);
     mem_free(const_cast<backend_weight *>(w));
 }
 
-void cuda_embed(struct backend *base, const struct backend_weight *w, const int32_t *tokens,
-                uint32_t rows, float *y) {
-    cuda_backend *b = cuda_of(base);
-    const int32_t *on_device = (const int32_t *)cuda_bring(b, tokens, rows * sizeof *tokens);
-    if (rows == 0 || !cuda_works(b))
-        return;
-    cuda_ok(b, launch_early(b, embed_kernel, dim3(rows, (w->view.k + 255) / 256), 256, 0, w->view,
-                            on_device, y));
+void run_embed(cuda_backend *b, const embed_op &op) {
+    const weight_view &w = op.w->view;
+    cuda_ok(b, launch_early(b, embed_kernel, dim3(op.rows, (w.k + 255) / 256), 256, 0, w, op.tokens,
+                            op.y));
 }

@@ -258,6 +258,31 @@ static void check_type(enum weight_type type, uint32_t way, int bits) {
     }
 }
 
+/* Matrices with enough outputs for the kernels that make more of them at a time: rows have the bits
+ * that they have alone, which check_type compares with the reference. */
+static void check_wide(enum weight_type type) {
+    static const struct {
+        uint32_t rows, n, k;
+    } CASES[] = {{20, 9000, 1056}, {50, 9000, 1056}, {100, 9000, 544}, {100, 17000, 1056}};
+    struct product_case c = {.traits = weight_traits_of(type), .bits = 8};
+    for (size_t i = 0; i < (quick ? 1 : sizeof CASES / sizeof *CASES); i++) {
+        const struct backend_weight *w;
+        kvasir_error err = {0};
+        weight_shape(&c.w, type, 0, CASES[i].n, CASES[i].k);
+        c.w.n = CASES[i].n;
+        c.w.k = CASES[i].k / 64 * 64 + (c.w.group > 32 ? 64 : 32);
+        c.rows = CASES[i].rows;
+        case_begin("%u rows, n %u, k %u", c.rows, c.w.n, c.w.k);
+        make_weight(&c.w, false, plain);
+        c.x = make_x(c.rows, c.w.k, false);
+        must(backend_weight_put(device, &c.w, &w, &err), &err, "weight_put");
+        const float *y = run_product(&c, w, c.x, c.rows, c.w.n);
+        for (int row = 0; row < 3; row++)
+            check_company(&c, w, random_below(c.rows), 1, c.w.n, y);
+        backend_weight_drop(device, w);
+    }
+}
+
 static void check_refusals(void) {
     if (!family_begin("weight_put", "refusals"))
         return;
@@ -294,5 +319,12 @@ void check_cuda_product(void) {
                 }
         }
     }
+    device_begin(&LIMITS, 8);
+    static const enum weight_type WIDE[] = {WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_AFFINE4};
+    for (size_t i = 0; i < sizeof WIDE / sizeof *WIDE; i++)
+        if (family_begin("matmul", "%s, many outputs", weight_traits_of(WIDE[i])->name)) {
+            check_wide(WIDE[i]);
+            family_end();
+        }
     check_refusals();
 }

@@ -5,19 +5,18 @@
  *     y = delta_rule(m)
  *     y = norm(y)
  *
- * is run call by call and captured; what both leave, y and the states, must be equal byte for byte:
+ * is run call by call and as a graph; what both leave, y and the states, must be equal byte for
+ * byte:
  *
- *     batch A   three sequences of 1, 3 and 9 rows
- *     batch B   two of A's bucket, in other states: the third sequence of the graph has no rows
- *     refused   a batch without states
- *     sticky    in a capture: a host array (gather_rows)
+ *     batch A   five sequences of 1 to 5 rows
+ *     batch B   of A's bucket: six sequences, in other states
  */
 #include <string.h>
 
 #include "backend/cuda/graph.h"
 #include "opcheck.h"
 
-enum { ROWS = 13, SEQS = 3, STATES = 4, STATE_PAGES = 16, ARENA_BYTES = 2 << 20 };
+enum { ROWS = 13, SEQS = 6, STATES = 7, STATE_PAGES = 16, ARENA_BYTES = 2 << 20 };
 enum { KEY_HEADS = 2, VALUE_HEADS = 4, KEY_DIM = 64, VALUE_DIM = 48, WIDTH = 4 };
 enum {
     VALUES = VALUE_HEADS * VALUE_DIM,
@@ -71,15 +70,12 @@ static void enqueue(const struct batch *batch) {
 }
 
 /* y of the batch's rows, then the arena. */
-static const uint8_t *outcome(const struct batch *batch, struct cuda_graph *graph) {
+static const uint8_t *outcome(const struct batch *batch) {
     const size_t y_bytes = (size_t)batch->rows * VALUES * sizeof(float);
     kvasir_error err = {0};
     uint8_t *out = plain((size_t)ROWS * VALUES * sizeof(float) + ARENA_BYTES);
     backend_arena_write(device, net.arena, 0, net.image, ARENA_BYTES);
-    if (graph)
-        cuda_graph_launch(device, graph);
-    else
-        enqueue(batch);
+    enqueue(batch);
     must(backend_read(device, out, net.y, y_bytes, &err), &err, "read");
     must(backend_arena_read(device, net.arena, 0, out + y_bytes, ARENA_BYTES, &err), &err,
          "arena_read");
@@ -95,35 +91,17 @@ static void check_same(const struct batch *batch, const uint8_t *got, const uint
 }
 
 static void check_replay(const struct batch *a, const struct batch *b) {
-    kvasir_error err = {0};
-    struct cuda_graph *graph;
-    const uint8_t *a_plain = outcome(a, NULL), *b_plain = outcome(b, NULL);
-    cuda_capture_begin(device);
-    enqueue(a);
-    must(cuda_capture_end(device, &graph, &err), &err, "cuda_capture_end");
-    check_same(a, outcome(a, graph), a_plain, "the captured step");
-    must(cuda_step_update(device, graph, b, &err), &err, "cuda_step_update");
-    check_same(b, outcome(b, graph), b_plain, "another step of the bucket");
-    struct batch without = *a;
-    without.states = NULL;
-    check_that(cuda_step_update(device, graph, &without, &err) == KVASIR_ERR_ARGUMENT,
-               "a step without states fits the graph");
-    check_same(b, outcome(b, graph), b_plain, "the same after a refusal");
-    cuda_graph_destroy(graph);
-}
-
-/* The device is given up after it. */
-static void check_sticks(const struct batch *batch) {
-    static const uint32_t index[1] = {0};
-    kvasir_error err = {0};
-    struct cuda_graph *graph;
-    cuda_capture_begin(device);
-    backend_step_begin(device, batch, 0);
-    op_gather_rows(device, net.x, index, 1, CHANNELS, net.m);
-    check_that(cuda_capture_end(device, &graph, &err) == KVASIR_ERR_UNSUPPORTED && err.text[0] &&
-                   !graph,
-               "gather_rows in a capture: \"%s\"", err.text);
-    check_that(backend_flush(device, &err) == KVASIR_ERR_UNSUPPORTED, "the error does not stick");
+    cuda_one_by_one(device, true);
+    const uint8_t *a_plain = outcome(a), *b_plain = outcome(b);
+    cuda_one_by_one(device, false);
+    check_same(a, outcome(a), a_plain, "the recorded step");
+    check_same(a, outcome(a), a_plain, "the captured step");
+    const struct cuda_graph_counts before = cuda_graph_counts(device);
+    check_same(b, outcome(b), b_plain, "another step of the bucket");
+    const struct cuda_graph_counts after = cuda_graph_counts(device);
+    check_that(after.captured == before.captured && after.launched == before.launched + 1,
+               "the other step did not run as the graph");
+    check_same(a, outcome(a), a_plain, "the captured step after another");
 }
 
 void check_cuda_states(void) {
@@ -134,8 +112,9 @@ void check_cuda_states(void) {
                                           .pages = 4,
                                           .groups = 1,
                                           .group = {{1, 1, 64}}};
-    const struct batch_seq a_seqs[SEQS] = {{0, 1, 7}, {1, 3, 0}, {4, 9, 100}},
-                           b_seqs[] = {{2, 3, 50}, {0, 2, 9}};
+    const struct batch_seq a_seqs[] = {{0, 1, 7}, {1, 3, 0}, {4, 5, 100}, {9, 2, 64}, {11, 2, 1}},
+                           b_seqs[] = {{2, 4, 50}, {0, 2, 9}, {9, 3, 0},
+                                       {6, 1, 77}, {7, 2, 5}, {12, 1, 6}};
     if (!family_begin("step", "states"))
         return;
     case_begin("two batches");
@@ -144,11 +123,9 @@ void check_cuda_states(void) {
     struct state_view states[STATES];
     for (uint32_t s = 0; s < STATES; s++)
         states[s] = (struct state_view){net.arena, (STATES - s) * STATE_PAGES};
-    const struct batch a = {.rows = ROWS, .n_seqs = SEQS, .seqs = a_seqs, .states = states},
-                       b = {.rows = 5, .n_seqs = 2, .seqs = b_seqs, .states = states + 2};
+    const struct batch a = {.rows = ROWS, .n_seqs = 5, .seqs = a_seqs, .states = states + 2},
+                       b = {.rows = ROWS, .n_seqs = 6, .seqs = b_seqs, .states = states};
     check_replay(&a, &b);
-    check_sticks(&a);
     backend_arena_destroy(device, net.arena);
-    device_begin(&limits, 8); /* canaries of the lost device are not looked at */
     family_end();
 }

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// norm.cuh: the arithmetic of rms_norm, for the kernels of rows.cu and for the one that also rounds
+// the result for a product (product.cu): both make the same bits.
+//
+//     y = x * (1 / sqrt(mean(x^2) + eps)) * gain
+//
+// The sum of squares is one of 32 (up to 512 values a row) or 512 chains: chain c has every 32nd
+// (512th) value from c on. Then the chains of a warp in a tree, then the warps in order.
+#pragma once
+
+#include "backend/cuda/internal.cuh"
+
+enum { WARP = 32, NORM_WARP_DIMS = 512, NORM_THREADS = 512 };
+
+template <uint32_t THREADS>
+__device__ __forceinline__ float norm_squares(const float *x, uint32_t dim, uint32_t thread) {
+    float sum = 0;
+#pragma unroll 8
+    for (uint32_t i = thread; i < dim; i += THREADS)
+        sum = fmaf(x[i], x[i], sum);
+    return warp_sum(sum);
+}
+
+__device__ __forceinline__ float norm_inverse(const rms_norm_op &a, float squares) {
+    return 1.0f / sqrtf(squares / (float)a.dim + a.eps);
+}
+
+// By a block of NORM_THREADS, for rows of any length. No thread returns before the row was read.
+__device__ __forceinline__ float norm_inverse_block(const rms_norm_op &a, const float *x) {
+    __shared__ float part[NORM_THREADS / WARP];
+    const bool one_warp = a.dim <= NORM_WARP_DIMS; // each warp has the whole row's sum
+    float sum = one_warp ? norm_squares<WARP>(x, a.dim, threadIdx.x % WARP)
+                         : norm_squares<NORM_THREADS>(x, a.dim, threadIdx.x);
+    if (threadIdx.x % WARP == 0)
+        part[threadIdx.x / WARP] = sum;
+    __syncthreads();
+    if (one_warp)
+        return norm_inverse(a, sum);
+    sum = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_THREADS / WARP; i++)
+        sum += part[i];
+    return norm_inverse(a, sum);
+}
+
+__device__ __forceinline__ float norm_value(const rms_norm_op &a, float x, float inverse,
+                                            uint32_t i) {
+    return x * inverse * (a.gain ? a.gain[i] : 1.0f);
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// pack.cuh: activations become integers, as in act_pack_ref (cpu/ref/product.c), for the kernels
+// that put them into scratch (product.cu) and for the one that needs them itself (few_rows.cuh).
+#pragma once
+
+#include "backend/cuda/gate.cuh"
+#include "backend/cuda/norm.cuh"
+#include "backend/cuda/product.cuh"
+
+enum { CODE_MAX_8 = 127, CODE_MAX_16 = 16256 }; // ACT8_MAX, ACT16_MAX of cpu/kernels.h
+constexpr float TINY = 1e-30f;                  // ACT_TINY
+
+// Four inputs of a lane as bytes: codes of 8 bits, or two planes; and what their block has.
+struct rounded_four {
+    uint32_t high, low;
+    float scale;
+    uint32_t a; // as sides have it (product.cuh)
+};
+
+// Eight lanes share a block of 32 inputs; whole warps call this.
+template <int BITS> __device__ __forceinline__ rounded_four round_four(float4 v, bool affine) {
+    constexpr int CODE_MAX = BITS == 8 ? CODE_MAX_8 : CODE_MAX_16;
+    // As integers, magnitudes order like floats, with NaN above infinity.
+    uint32_t m = max(max(__float_as_uint(v.x) & 0x7fffffffu, __float_as_uint(v.y) & 0x7fffffffu),
+                     max(__float_as_uint(v.z) & 0x7fffffffu, __float_as_uint(v.w) & 0x7fffffffu));
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2)
+        m = max(m, __shfl_xor_sync(~0u, m, step));
+    float most = __uint_as_float(m), scale = 0, per_unit = 0;
+    if (m >= 0x7f800000u) {
+        scale = __uint_as_float(0x7fc00000u);
+    } else if (most >= TINY) {
+        scale = __fdiv_rn(most, (float)CODE_MAX);
+        per_unit = __fdiv_rn((float)CODE_MAX, most);
+    }
+    int code[4] = {0, 0, 0, 0};
+    if (per_unit != 0) {
+        code[0] = (int)rintf(v.x * per_unit);
+        code[1] = (int)rintf(v.y * per_unit);
+        code[2] = (int)rintf(v.z * per_unit);
+        code[3] = (int)rintf(v.w * per_unit);
+    }
+    int sum = code[0] + code[1] + code[2] + code[3];
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2)
+        sum += __shfl_xor_sync(~0u, sum, step);
+    rounded_four out = {0, 0, scale, 0};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        out.high |= (uint32_t)((BITS == 8 ? code[j] : code[j] >> 7) & 255) << (8 * j);
+        out.low |= (uint32_t)(code[j] & 127) << (8 * j);
+    }
+    out.a = affine ? __float_as_uint(scale * (float)sum) : (uint32_t)(-8 * sum);
+    return out;
+}
+
+// ---- where the inputs come from --------------------------------------------------------------
+
+// Each gives four inputs of a row, from `i` on. No __ldg: kernel_waits.
+struct packed_rows {
+    const float *x;
+    uint32_t k;
+    __device__ __forceinline__ float4 four_at(uint32_t row, uint32_t i) const {
+        return *(const float4 *)(x + (size_t)row * k + i);
+    }
+};
+
+// gate_mul's result.
+struct packed_gates {
+    gate_kind kind;
+    const float *gate, *up;
+    uint32_t k;
+    __device__ __forceinline__ float4 four_at(uint32_t row, uint32_t i) const {
+        const size_t at = (size_t)row * k + i;
+        const float4 g = *(const float4 *)(gate + at), u = *(const float4 *)(up + at);
+        return make_float4(gate_value(kind, g.x, u.x), gate_value(kind, g.y, u.y),
+                           gate_value(kind, g.z, u.z), gate_value(kind, g.w, u.w));
+    }
+};
+
+// norm_value of four inputs of a row whose `inverse` is known.
+__device__ __forceinline__ float4 norm_four(const rms_norm_op &norm, const float *x, float inverse,
+                                            uint32_t i) {
+    const float4 in = *(const float4 *)(x + i), ones = make_float4(1, 1, 1, 1);
+    const float4 gain = norm.gain ? *(const float4 *)(norm.gain + i) : ones;
+    return make_float4(in.x * inverse * gain.x, in.y * inverse * gain.y, in.z * inverse * gain.z,
+                       in.w * inverse * gain.w);
+}
