@@ -44,8 +44,8 @@ static inline int32_t random_token(uint32_t vocab) {
     return (int32_t)((uint32_t)rand() % vocab);
 }
 
-static inline uint8_t *page_at(const struct kv_view *v, uint32_t number) {
-    return backend_cpu_arena_bytes(v->arena) + page_offset(v->pages[kv_view_index(v, number)].addr);
+static inline uint32_t page_addr(const struct kv_view *v, uint32_t number) {
+    return v->pages[kv_view_index(v, number)].addr;
 }
 
 /* Grows a sequence to `depth` by copying the pages of the SEED_TOKENS tokens of `from`, which may
@@ -63,8 +63,8 @@ static inline void replicate(kvasir_seq *s, const kvasir_seq *from, uint32_t dep
             seq_view(s->seq, g, &v);
             seq_view(from->seq, g, &source);
             for (uint32_t p = 0; p * TILE_TOKENS < n; p++)
-                memcpy(page_at(&v, at / TILE_TOKENS + p), page_at(&source, p),
-                       v.layouts[v.pages[0].layout].page_bytes);
+                backend_arena_copy(s->ctx->backend, v.arena, page_addr(&v, at / TILE_TOKENS + p),
+                                   page_addr(&source, p), v.layouts[v.pages[0].layout].page_bytes);
         }
         seq_commit(s->seq, copy, n);
     }

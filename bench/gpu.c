@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A model on a GPU: how long it takes to load, tokens per second of steps and of prompts at some
+ * depths and batches. Sequences are made long by copies of real pages (bench.h): what is generated
+ * means nothing, but the work is the same. Logits of each step are read back.
+ *
+ *     gpu MODEL [DEVICE]
+ *
+ * DEVICE is --device's value, cuda without it.
+ */
+#include "bench.h"
+
+enum { BATCH_MAX = 64, STEPS = 32, REPEATS = 5 };
+
+static const kvasir_model *model;
+static const char *device = "cuda";
+static uint32_t vocab;
+static float *logits;
+static int32_t *ids; /* PROMPT_MAX random tokens */
+enum { PROMPT_MAX = 131072 };
+
+static kvasir_context *make_context(const char *bits, uint32_t ctx, double gib) {
+    kvasir_context_options o = kvasir_context_defaults();
+    kvasir_context *c;
+    o.device = device;
+    o.kv_bits = bits;
+    o.key_centre = "off";
+    o.ctx = ctx;
+    o.cache_bytes = (uint64_t)(gib * (1 << 30));
+    need(kvasir_context_create(model, &o, &c, &err));
+    return c;
+}
+
+static kvasir_seq *make_seq(kvasir_context *c, uint32_t depth) {
+    const uint32_t first = depth < SEED_TOKENS && depth > 0 ? depth : SEED_TOKENS;
+    kvasir_seq *s;
+    need(kvasir_seq_create(c, &s, &err));
+    need(kvasir_seq_eval(s, ids, first, NULL, &err));
+    if (depth > first)
+        replicate(s, s, depth);
+    else
+        need(kvasir_seq_trim(s, depth, NULL, &err));
+    return s;
+}
+
+/* Tokens per second of steps with a row of each of `batch` sequences of `depth` tokens. */
+static double decode_speed(kvasir_context *c, uint32_t batch, uint32_t depth) {
+    kvasir_seq *seqs[BATCH_MAX];
+    kvasir_batch *b;
+    uint32_t ones[BATCH_MAX];
+    double speed[REPEATS];
+    for (uint32_t i = 0; i < batch; i++) {
+        seqs[i] = make_seq(c, depth);
+        ones[i] = 1;
+    }
+    need(kvasir_batch_merge(c, seqs, batch, &b, &err));
+    for (int r = -1; r < REPEATS; r++) { /* the first is a warm-up */
+        const double start = clock_seconds();
+        for (int i = 0; i < STEPS; i++)
+            need(kvasir_batch_eval(b, ids + i * BATCH_MAX, ones, logits, &err));
+        if (r >= 0)
+            speed[r] = batch * STEPS / (clock_seconds() - start);
+    }
+    kvasir_batch_destroy(b);
+    return median(speed, REPEATS);
+}
+
+/* Of a prompt of n tokens after `depth` others. */
+static double prompt_speed(kvasir_context *c, uint32_t depth, uint32_t n, int repeats) {
+    kvasir_eval_options last = {.struct_size = sizeof last, .last_logits = logits};
+    kvasir_seq *s = make_seq(c, depth);
+    double speed[REPEATS];
+    for (int r = -1; r < repeats; r++) {
+        const double start = clock_seconds();
+        need(kvasir_seq_eval(s, ids, n, &last, &err));
+        if (r >= 0 || repeats == 1)
+            speed[r < 0 ? 0 : r] = n / (clock_seconds() - start);
+        if (repeats == 1)
+            break;
+        need(kvasir_seq_trim(s, depth, NULL, &err));
+    }
+    kvasir_seq_destroy(s);
+    return median(speed, repeats);
+}
+
+static void bench_format(const char *bits) {
+    enum { DEEP = 131072 };
+    kvasir_context *c = make_context(bits, DEEP + 8192, 24);
+    const double none = decode_speed(c, 1, 0), deep = decode_speed(c, 1, DEEP);
+    printf("%-4s batch 1: depth 0 %.0f tokens/s, depth %d %.0f tokens/s, %.1f ns a cached token\n",
+           bits, none, DEEP, deep, (1e9 / deep - 1e9 / none) / DEEP);
+    fflush(stdout);
+    kvasir_context_destroy(c);
+}
+
+static void bench_batches(const char *bits) {
+    static const struct {
+        uint32_t batch, depth;
+    } CASES[] = {{8, 0}, {64, 0}, {8, 8192}, {64, 8192}};
+    kvasir_context *c = make_context(bits, 16384, 48);
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        printf("%-4s batch %u, depth %u: %.0f tokens/s in all\n", bits, CASES[i].batch,
+               CASES[i].depth, decode_speed(c, CASES[i].batch, CASES[i].depth));
+        fflush(stdout);
+    }
+    kvasir_context_destroy(c);
+}
+
+static void bench_prompts(const char *bits) {
+    enum { PROMPT = 2048, DEEP = 32768 };
+    kvasir_context *c = make_context(bits, PROMPT_MAX + 8192, 24);
+    printf("%-4s prompt of %d: depth 0 %.0f tokens/s", bits, PROMPT,
+           prompt_speed(c, 0, PROMPT, REPEATS));
+    printf(", depth %d %.0f tokens/s\n", DEEP, prompt_speed(c, DEEP, PROMPT, REPEATS));
+    fflush(stdout);
+    printf("%-4s prompt of %d, cold: %.1f s\n", bits, PROMPT_MAX,
+           PROMPT_MAX / prompt_speed(c, 0, PROMPT_MAX, 1));
+    fflush(stdout);
+    kvasir_context_destroy(c);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) {
+        fprintf(stderr, "usage: gpu MODEL [DEVICE]\n");
+        return 2;
+    }
+    if (argc > 2)
+        device = argv[2];
+    kvasir_model *opened;
+    kvasir_model_info info;
+    need(kvasir_model_open(argv[1], &opened, &err));
+    model = opened;
+    kvasir_model_get_info(model, &info);
+    vocab = info.vocab;
+    logits = malloc((size_t)BATCH_MAX * vocab * sizeof *logits);
+    ids = malloc(PROMPT_MAX * sizeof *ids);
+    for (int i = 0; i < PROMPT_MAX; i++)
+        ids[i] = random_token(vocab);
+    const double start = clock_seconds();
+    kvasir_context_destroy(make_context("8,4", 4096, 1));
+    const double load = clock_seconds() - start;
+    printf("loaded in %.1f s, %.2f GB/s\n", load, (double)info.weight_bytes / load * 1e-9);
+    fflush(stdout);
+    bench_format("8,4");
+    bench_format("4");
+    bench_format("f16");
+    bench_batches("8,4");
+    bench_prompts("8,4");
+    free(ids);
+    free(logits);
+    kvasir_model_close(opened);
+    return 0;
+}
