@@ -181,7 +181,7 @@ __device__ __forceinline__ void add_stage(const many_stage<F, WM, WN> &stage, bo
     }
 }
 
-// fn(output, row, i, j, k) for each of a lane's sums, output and row in the block's tile.
+// fn(output, row, t, n, i) for each of a lane's sums [t][n][i]; output and row in the block's tile.
 template <class Fn> __device__ __forceinline__ void each_sum(uint32_t wm, uint32_t wn, Fn fn) {
     const uint32_t r = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll

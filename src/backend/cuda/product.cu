@@ -7,6 +7,9 @@
 //     k:     | run 0 | run 1 | ... | run W | ...          W warps
 //     warp     0       1             0                     -> part[run][row][output] -> y
 //
+// That is for three to eight rows, and for the forms and activations that the others lack:
+// few_rows.cuh has one or two rows, many_rows.cuh more than eight. The bits are the same.
+//
 // A first kernel rounds x into scratch. From compute capability 9.0 on, the product starts
 // before it ends, and HALVES have started to load weights when it waits for it.
 // Scratch (cuda_backend.act): product_scratch_bytes_cuda(max_rows, max_inputs).
