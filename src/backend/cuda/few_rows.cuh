@@ -20,7 +20,8 @@
 
 #include "backend/cuda/pack.cuh"
 
-enum { FEW_SLOTS = 2, FEW_ROWS = 2, FEW_INPUT_BYTES = 64 << 10 };
+// FIXED: of shared memory that is not the ring or the inputs, at most.
+enum { FEW_SLOTS = 2, FEW_ROWS = 2, FEW_INPUT_BYTES = 64 << 10, FEW_FIXED_BYTES = 4 << 10 };
 
 __device__ __forceinline__ void copy_16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");

@@ -420,8 +420,10 @@ void few_launch(cuda_backend *b, const product_args &a, const From &from, uint32
     const uint32_t blocks =
         std::min(a.gated ? tiles / 2 : tiles, 2 * b->sm_count * (WARPS_MAX / warps));
     void (*kernel)(product_args, From, uint32_t) = few_kernel<F, From, ROWS>;
+    const uint32_t most = std::min<uint32_t>(WARPS_MAX * ring + FEW_INPUT_BYTES,
+                                             b->shared_per_block - FEW_FIXED_BYTES);
     if (cuda_ok(b, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        WARPS_MAX * ring + FEW_INPUT_BYTES)))
+                                        (int)most)))
         cuda_ok(b, launch_early(b, kernel, dim3(blocks), warps * 32,
                                 warps * ring + w.pairs * a.rows * FEW_PAIR_BYTES, a, from, tiles));
 }
@@ -441,8 +443,10 @@ void few_from(cuda_backend *b, const float *x, const product_args &a, uint32_t t
 }
 
 bool is_few(const cuda_backend *b, const weight_view &w, uint32_t rows) {
-    return w.form == HALVES && b->act_bits == 8 && rows <= FEW_ROWS &&
-           (size_t)w.pairs * rows * FEW_PAIR_BYTES <= FEW_INPUT_BYTES;
+    const size_t ring = FEW_SLOTS * sizeof(run_slot<Halves<32, true, 8>>); // the largest
+    const size_t input = (size_t)w.pairs * rows * FEW_PAIR_BYTES;
+    return w.form == HALVES && b->act_bits == 8 && rows <= FEW_ROWS && input <= FEW_INPUT_BYTES &&
+           WARPS_MAX * ring + input + FEW_FIXED_BYTES <= b->shared_per_block;
 }
 
 bool writes(const product_args &a, const float *p) {
@@ -482,11 +486,14 @@ void few_product(cuda_backend *b, const float *x, product_args a, uint32_t tiles
     with->gate = nullptr;
 }
 
-void many_product(cuda_backend *b, product_args a) {
+// False: a multiprocessor of this device has too little shared memory.
+bool many_product(cuda_backend *b, product_args a) {
     uint32_t tiles = 0, blocks = 0;
     for (uint32_t i = 0; i < a.parts; i++)
         tiles += blocks_of(a.part[i].w.n, WARP_OUTPUTS);
     const many_choice c = many_for(a.part[0].w, tiles, a.rows, (uint32_t)b->sm_count);
+    if (c.bytes > b->shared_per_block)
+        return false;
     for (uint32_t i = 0; i < a.parts; i++) {
         a.part[i].first = blocks;
         blocks += blocks_of(a.part[i].w.n, c.outputs);
@@ -495,6 +502,7 @@ void many_product(cuda_backend *b, product_args a) {
                                         (int)c.bytes)))
         cuda_ok(b, launch_early(b, c.kernel, dim3(blocks_of(a.rows, c.rows), blocks), c.threads,
                                 c.bytes, a));
+    return true;
 }
 
 // y[i] = x . w[i]^T for matrices with one kernel and one rounding of x.
@@ -512,8 +520,8 @@ void product(cuda_backend *b, const float *x, product_args a, matmul_neighbours 
     if (is_few(b, w, a.rows))
         return few_product(b, x, a, tiles, with);
     a.act = round_rows(b, x, a.rows, w, with);
-    if (w.form == HALVES && b->act_bits == 8 && a.rows > tile_rows<8>)
-        return many_product(b, a);
+    if (w.form == HALVES && b->act_bits == 8 && a.rows > tile_rows<8> && many_product(b, a))
+        return;
     const product_fn kernel =
         b->act_bits == 8 ? kernel_for<8>(w, a.rows, false) : kernel_for<16>(w, a.rows, false);
     cuda_ok(b, launch_early(b, kernel, dim3(tiles, blocks_of(a.rows, CHUNK_ROWS)),
