@@ -662,7 +662,9 @@ static void test_a_full_tier(void **state) {
         usleep(1000);
         kvasir_engine_forget(e, "nobody's"); /* figures are of the last step */
     }
-    assert_int_equal(settled(e).tier_unwritten_pages, PAGES);
+    /* A second later the full tier is offered them again, and they are counted again. */
+    const kvasir_engine_stats s = settled(e);
+    assert_in_range(s.tier_unwritten_pages, PAGES, s.tier_offered_pages - PAGES);
     kvasir_engine_destroy(e);
     e = engine_at(&o, good, true);
     assert_int_equal(cached(e, &o, text[0], SHORT), PAGES * TILE_TOKENS);
