@@ -58,6 +58,7 @@ install_peer() { # SERVER
             xllamacpp==2026.10.11549 mistralrs==0.9.5 'mlx[cpu]==0.32.4' mlx-lm==0.32.2; }
         ;;
     esac
+    mkdir -p "${folder_model%/*}"
     [ -d "$folder_model" ] || build-ci/kvasir convert "$model" "$folder_model"
 }
 
