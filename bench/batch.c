@@ -11,13 +11,15 @@
  *   histories   two of 50,000 and 49,872 tokens, 4 bits against f16: bytes, decode speed
  *   hit         the first token of a prompt of 8,000 stored tokens against one decode step
  *   shared      64 requests that share 4,000 tokens: bytes
+ *   prefix      a step of 64 sequences of 8,100 tokens that share 8,000, against one of 64 with
+ *               the same tokens in pages of their own; logits must be the same bits
  */
 #include <math.h>
 #include <pthread.h>
 
 #include "bench.h"
 
-enum { BATCH = 8, STEPS = 8 };
+enum { BATCH = 8, STEPS = 8, SEQS_MAX = 64 };
 
 static kvasir_context *make_context(const kvasir_model *m, const char *bits, uint32_t ctx,
                                     uint64_t bytes) {
@@ -41,16 +43,16 @@ static kvasir_seq *make_seed(kvasir_context *c) {
     return s;
 }
 
-/* Milliseconds of a step of the n sequences together, median of STEPS. Afterwards the sequences
- * have their old lengths. */
-static double step_ms(kvasir_context *c, kvasir_seq *const *seqs, uint32_t n, uint32_t rows) {
+/* Milliseconds of a step of the n sequences together, median of STEPS, and the logits [n][vocab] of
+ * the last one. Afterwards the sequences have their old lengths. */
+static double timed_step(kvasir_context *c, kvasir_seq *const *seqs, uint32_t n, uint32_t rows,
+                         float *logits) {
     const uint32_t vocab = model_config(c->model->model)->vocab;
-    static uint32_t counts[BATCH];
-    static int32_t ids[BATCH * SEED_TOKENS];
+    static uint32_t counts[SEQS_MAX];
+    static int32_t ids[SEQS_MAX * SEED_TOKENS];
     double times[STEPS];
-    uint32_t lengths[BATCH];
+    uint32_t lengths[SEQS_MAX];
     kvasir_batch *b;
-    float *logits = malloc((size_t)n * vocab * sizeof *logits);
     for (uint32_t i = 0; i < n; i++) {
         lengths[i] = kvasir_seq_length(seqs[i]);
         counts[i] = rows;
@@ -69,8 +71,15 @@ static double step_ms(kvasir_context *c, kvasir_seq *const *seqs, uint32_t n, ui
         need(kvasir_seq_trim(seq, lengths[i], NULL, &err));
     }
     kvasir_batch_destroy(b);
-    free(logits);
     return median(times, STEPS);
+}
+
+static double step_ms(kvasir_context *c, kvasir_seq *const *seqs, uint32_t n, uint32_t rows) {
+    const uint32_t vocab = model_config(c->model->model)->vocab;
+    float *logits = malloc((size_t)n * vocab * sizeof *logits);
+    const double ms = timed_step(c, seqs, n, rows, logits);
+    free(logits);
+    return ms;
 }
 
 static uint64_t grow(kvasir_context *c, kvasir_seq *seed, const uint32_t *lengths, uint32_t n,
@@ -316,10 +325,60 @@ static void bench_shared(const kvasir_model *m) {
     free(ids);
 }
 
+/* ---- prefix ---------------------------------------------------------------------------------- */
+
+static void bench_prefix(const kvasir_model *m, int rounds) {
+    enum { SHARED = 8000, OWN = 100, STEP_ROOM = 64 };
+    const uint32_t vocab = model_config(m->model)->vocab;
+    kvasir_context_info info;
+    kvasir_context *c = make_context(m, "8,4", 8192, (uint64_t)1 << 30);
+    kvasir_context_get_info(c, &info);
+    const uint64_t each = (SHARED + OWN + STEP_ROOM) * (uint64_t)info.kv_bytes_per_token;
+    kvasir_context_destroy(c);
+    c = make_context(m, "8,4", 8192, (SEQS_MAX + 20) * each);
+    kvasir_seq *seed = make_seed(c), *prefix, *shared[SEQS_MAX], *own[SEQS_MAX];
+    float *logits[2];
+    double together[VALUES_MAX], apart[VALUES_MAX], gain[VALUES_MAX];
+    need(kvasir_seq_create(c, &prefix, &err));
+    replicate(prefix, seed, SHARED);
+    for (int i = 0; i < SEQS_MAX; i++) {
+        need(kvasir_seq_fork(prefix, &shared[i], &err));
+        need(kvasir_seq_create(c, &own[i], &err));
+        replicate(own[i], seed, SHARED);
+        replicate(shared[i], seed, SHARED + OWN);
+        replicate(own[i], seed, SHARED + OWN);
+    }
+    for (int i = 0; i < 2; i++)
+        logits[i] = malloc(SEQS_MAX * (size_t)vocab * sizeof *logits[i]);
+    for (int r = 0; r < rounds; r++) {
+        srand(7);
+        together[r] = timed_step(c, shared, SEQS_MAX, 1, logits[0]);
+        srand(7);
+        apart[r] = timed_step(c, own, SEQS_MAX, 1, logits[1]);
+        gain[r] = apart[r] / together[r];
+        if (memcmp(logits[0], logits[1], SEQS_MAX * (size_t)vocab * sizeof *logits[0]) != 0) {
+            printf("prefix: FAILED, other logits\n");
+            exit(1);
+        }
+    }
+    qsort(gain, (size_t)rounds, sizeof *gain, by_value);
+    printf("prefix: %d sequences of %d + %d tokens: a step %.0f ms, with pages of their own %.0f "
+           "ms: %.2f times as long (%.2f to %.2f); the same bits\n",
+           SEQS_MAX, SHARED, OWN, median(together, rounds), median(apart, rounds), gain[rounds / 2],
+           gain[0], gain[rounds - 1]);
+    drop(shared, SEQS_MAX);
+    drop(own, SEQS_MAX);
+    kvasir_seq_destroy(prefix);
+    kvasir_seq_destroy(seed);
+    kvasir_context_destroy(c);
+    for (int i = 0; i < 2; i++)
+        free(logits[i]);
+}
+
 int main(int argc, char **argv) {
     kvasir_model *m;
     if (argc < 3) {
-        fprintf(stderr, "usage: batch MODEL decode|histories|hit|shared [ROUNDS]\n");
+        fprintf(stderr, "usage: batch MODEL decode|histories|hit|shared|prefix [ROUNDS]\n");
         return 2;
     }
     const int asked = argc > 3 ? atoi(argv[3]) : 5;
@@ -333,6 +392,8 @@ int main(int argc, char **argv) {
         bench_hit(m, rounds);
     else if (strcmp(argv[2], "shared") == 0)
         bench_shared(m);
+    else if (strcmp(argv[2], "prefix") == 0)
+        bench_prefix(m, rounds);
     kvasir_model_close(m);
     return 0;
 }

@@ -3,14 +3,19 @@
 """Writes a GGUF file with the shape of Llama-3-8B, random Q4_0 weights and no use but timing. Needs
 Python alone, so that a machine with a GPU and little else can write its own.
 
-    random_llama.py OUT.gguf [LAYERS]
+    random_llama.py OUT.gguf [LAYERS [SHAPE]]
+
+SHAPE is 8b, or 0.6b: the layers of Qwen3-0.6B (no norms of heads), with a vocabulary of 8,192, so
+that a few of its layers cost what they cost in the whole model.
 """
 import os
 import struct
 import sys
 
-WIDTH, HEADS, KV_HEADS, HEAD, INNER, VOCAB, CONTEXT = 4096, 32, 8, 128, 14336, 128256, 262144
-LAYERS = int(sys.argv[2]) if len(sys.argv) > 2 else 32
+SHAPES = {"8b": (4096, 32, 8, 128, 14336, 128256, 32), "0.6b": (1024, 16, 8, 128, 3072, 8192, 28)}
+SHAPE = sys.argv[3] if len(sys.argv) > 3 else "8b"
+WIDTH, HEADS, KV_HEADS, HEAD, INNER, VOCAB, LAYERS = SHAPES[SHAPE]
+LAYERS, CONTEXT = int(sys.argv[2]) if len(sys.argv) > 2 else LAYERS, 262144
 ALIGNMENT, BLOCK_BYTES, F32, Q4_0 = 32, 18, 0, 2
 UINT32, INT32, FLOAT32, STRING, ARRAY = 4, 5, 6, 8, 9
 
@@ -41,13 +46,15 @@ def vocabulary():
 
 fields = [
     field("general.architecture", STRING, "llama"),
-    field("general.name", STRING, "random weights in Llama-3-8B's shape"),
+    field("general.name", STRING, f"random weights, shape {SHAPE}"),
     field("llama.context_length", UINT32, CONTEXT),
     field("llama.embedding_length", UINT32, WIDTH),
     field("llama.block_count", UINT32, LAYERS),
     field("llama.feed_forward_length", UINT32, INNER),
     field("llama.attention.head_count", UINT32, HEADS),
     field("llama.attention.head_count_kv", UINT32, KV_HEADS),
+    field("llama.attention.key_length", UINT32, HEAD),
+    field("llama.attention.value_length", UINT32, HEAD),
     field("llama.attention.layer_norm_rms_epsilon", FLOAT32, 1e-5),
     field("llama.rope.freq_base", FLOAT32, 5e5),
     field("llama.rope.dimension_count", UINT32, HEAD),

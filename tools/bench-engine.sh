@@ -20,7 +20,7 @@ mkdir -p bench/results
     echo "# $commit, $(date -u +%FT%TZ), $cpu, $(nproc) cores"
     # a whole process can be fast or slow, by where the host places the cores: run several
     for _ in $(seq "$rounds"); do build/bench_batch "$model" decode 3; done
-    for part in histories hit shared; do build/bench_batch "$model" "$part" "$rounds"; done
+    for part in histories hit shared prefix; do build/bench_batch "$model" "$part" "$rounds"; done
     [ ! -d "$tiny" ] || { echo "a tiny model:" && build/bench_batch "$tiny" histories "$rounds"; }
     build/bench_tree || true # it names the bounds that it misses
     build/bench_sampler

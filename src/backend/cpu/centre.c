@@ -27,12 +27,9 @@
 #include "backend/cpu/cpu_internal.h"
 
 enum {
-    SPLIT_TILES = SPLIT_TOKENS / TILE_TOKENS,
     DIGITS = 16,
     LEVELS = 6, /* 16^6 splits of 512 tokens: 2^33 positions */
 };
-
-_Static_assert(SPLIT_TILES *TILE_TOKENS == SPLIT_TOKENS, "tiles of a split");
 
 /* A rotation: cos and sin of its angle. */
 struct turn {
@@ -171,6 +168,7 @@ void centre_take_off(const struct centre_table *t, uint32_t layer, uint32_t head
 void centre_pack(const struct centre_table *t, uint32_t layer, uint32_t head,
                  const struct query_rows *q, struct centre_scratch *s) {
     s->pairs = 0;
+    s->rows = q->rows;
     s->split = UINT32_MAX;
     if (!t)
         return;
@@ -198,12 +196,11 @@ void centre_pack(const struct centre_table *t, uint32_t layer, uint32_t head,
     }
 }
 
-static void turn_to_split(const struct centre_table *t, uint32_t split, uint32_t rows,
-                          struct centre_scratch *s) {
+static void turn_to_split(const struct centre_table *t, uint32_t split, struct centre_scratch *s) {
     for (uint32_t i = 0; i < s->pairs; i++) {
         struct turn turn = split_turn(t, split, s->index[i]);
         float c = (float)turn.c, sine = (float)turn.s;
-        for (size_t row = 0; row < rows; row++) {
+        for (size_t row = 0; row < s->rows; row++) {
             size_t at = (row * s->pairs + i) * 2;
             float a = s->start_ab[at], b = s->start_ab[at + 1];
             s->split_ab[at] = s->split_ba[at + 1] = a * c + b * sine;
@@ -213,18 +210,18 @@ static void turn_to_split(const struct centre_table *t, uint32_t split, uint32_t
     s->split = split;
 }
 
-void centre_add(const struct kernels *k, const struct centre_table *t, uint32_t tile, uint32_t rows,
-                struct centre_scratch *s, float *scores, size_t stride) {
+void centre_add(const struct kernels *k, const struct centre_table *t, uint32_t tile, uint32_t row,
+                uint32_t rows, struct centre_scratch *s, float *scores, size_t stride) {
     if (!s->pairs)
         return;
     if (s->split != tile / SPLIT_TILES)
-        turn_to_split(t, tile / SPLIT_TILES, rows, s);
+        turn_to_split(t, tile / SPLIT_TILES, s);
     size_t n = 2 * (size_t)s->pairs;
     const float *c = s->turn_cos + tile % SPLIT_TILES * n,
                 *sine = s->turn_sin + tile % SPLIT_TILES * n;
-    for (uint32_t row = 0; row < rows; row++) {
-        const float *ab = s->split_ab + row * n, *ba = s->split_ba + row * n;
-        float *restrict out = s->tile_ab + row * n;
+    for (uint32_t r = 0; r < rows; r++) {
+        const float *ab = s->split_ab + (row + r) * n, *ba = s->split_ba + (row + r) * n;
+        float *restrict out = s->tile_ab + r * n;
         for (size_t i = 0; i < n; i++)
             out[i] = ab[i] * c[i] + ba[i] * sine[i];
     }

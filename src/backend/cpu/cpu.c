@@ -4,13 +4,13 @@
  * Enqueueing runs the operation at once: work is cut into items (rows, ranges of outputs, splits of
  * a head) that a pool of threads takes one by one, and every item is computed by one kernel call
  * sequence that does not know which thread it is on. So results do not depend on the number of
- * threads (BACKEND-1). Matmuls are in product.c, attention in attention.c, experts in
- * experts.c, recurrent layers in recurrent.c.
+ * threads (BACKEND-1). Matmuls are in product.c, attention in attention.c, kv_store in
+ * kv_store.c, experts in experts.c, recurrent layers in recurrent.c.
  */
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/cpu/cpu_internal.h"
+#include "backend/cpu/attention.h"
 #include "backend/host.h"
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -18,8 +18,8 @@
 static void scratch_free(struct cpu_backend *b) {
     product_input_deinit(&b->input);
     experts_deinit(b);
-    mem_free(b->partials);
-    mem_free(b->partial_out);
+    attention_deinit(b);
+    mem_free(b->first_pages);
     for (int i = 0; b->scratch && i < b->threads; i++)
         mem_free(b->scratch[i].memory);
 }
@@ -68,6 +68,7 @@ static bool worker_scratch_init(struct worker_scratch *s, const struct backend_l
                       (size_t)BLOCK_ROWS * (head_dim / 32 + 1) * sizeof(int32_t),
                       BLOCK_ROWS * sizeof(float),
                       (size_t)BLOCK_ROWS * SPLIT_TOKENS * sizeof(float),
+                      2 * sizeof(struct split),
                       BLOCK_ROWS * sizeof(struct partial),
                       BLOCK_ROWS * sizeof(struct partial),
                       row_floats * sizeof(float),
@@ -87,12 +88,13 @@ static bool worker_scratch_init(struct worker_scratch *s, const struct backend_l
     s->queries.sum32 = cut(&at, sizes[2]);
     s->queries.scale = cut(&at, sizes[3]);
     s->scores = cut(&at, sizes[4]);
-    s->split = cut(&at, sizes[5]);
-    s->all = cut(&at, sizes[6]);
-    s->split_out = cut(&at, sizes[7]);
-    s->all_out = cut(&at, sizes[8]);
-    s->panel = cut(&at, sizes[9]);
-    s->term = cut(&at, sizes[10]);
+    s->visited = cut(&at, sizes[5]);
+    s->split = cut(&at, sizes[6]);
+    s->all = cut(&at, sizes[7]);
+    s->split_out = cut(&at, sizes[8]);
+    s->all_out = cut(&at, sizes[9]);
+    s->panel = cut(&at, sizes[10]);
+    s->term = cut(&at, sizes[11]);
     ASSERT(at == (uint8_t *)s->memory + total);
     return true;
 }
@@ -103,9 +105,8 @@ static kvasir_status cpu_reserve(struct backend *base, const struct backend_limi
     b->limits = *limits;
     bool good = product_input_init(&b->input, b->act_bits, limits->rows, limits->dim);
     good = good && (limits->experts == 0 || experts_init(b));
-    b->partials = mem_alloc_aligned(PARTIAL_ROWS * sizeof *b->partials);
-    b->partial_out = mem_alloc_aligned((size_t)PARTIAL_ROWS * limits->head_dim * sizeof(float));
-    good = good && b->partials && b->partial_out;
+    b->first_pages = mem_alloc(((size_t)limits->rows + 1) * sizeof *b->first_pages);
+    good = good && b->first_pages && attention_init(b);
     for (int i = 0; good && i < b->threads; i++)
         good = worker_scratch_init(&b->scratch[i], limits);
     if (!good)

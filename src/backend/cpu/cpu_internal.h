@@ -10,6 +10,9 @@
  * a few percent, few enough that their scores of one split (64 x 512 floats) stay in L2. */
 enum { BLOCK_ROWS = 64 };
 
+enum { SPLIT_TILES = SPLIT_TOKENS / TILE_TOKENS };
+_Static_assert(SPLIT_TILES *TILE_TOKENS == SPLIT_TOKENS, "a split is a whole number of tiles");
+
 /* Partial results of attention over one split: what is merged. */
 struct partial {
     float max; /* -INFINITY: the row sees nothing of the split */
@@ -29,6 +32,7 @@ struct centre_table {
 
 /* A and B of kernels.h's centre_tile for the block at hand (centre.c). */
 struct centre_scratch {
+    uint32_t rows;   /* of the block */
     uint32_t pairs;  /* of the block's head; 0: it has no centre */
     uint32_t split;  /* that split_ab belongs to; UINT32_MAX: none yet */
     uint32_t *index; /* [pairs] */
@@ -66,6 +70,7 @@ struct expert_scratch {
 struct worker_scratch {
     struct query_rows queries;   /* of up to BLOCK_ROWS rows */
     float *scores;               /* [BLOCK_ROWS][SPLIT_TOKENS] */
+    struct split *visited;       /* [2]: this split and the next (attention.h) */
     struct partial *split, *all; /* [BLOCK_ROWS] of this split; of all splits so far */
     float *split_out, *all_out;  /* [BLOCK_ROWS][head_dim] */
     void *panel;                 /* product_scratch_bytes */
@@ -89,12 +94,15 @@ struct cpu_backend {
     struct kernels kernels;
     struct thread_pool *pool;
     int threads, act_bits;
-    struct backend_limits limits;             /* what scratch was made for */
-    struct product_input input;               /* of op_matmul: limits.rows x limits.dim */
-    struct expert_scratch experts;            /* empty if limits.experts is 0 */
-    struct worker_scratch *scratch;           /* [threads] */
-    struct partial *partials;                 /* [PARTIAL_ROWS] of split attention */
-    float *partial_out;                       /* [PARTIAL_ROWS][head_dim] */
+    struct backend_limits limits;   /* what scratch was made for */
+    struct product_input input;     /* of op_matmul: limits.rows x limits.dim */
+    struct expert_scratch experts;  /* empty if limits.experts is 0 */
+    struct worker_scratch *scratch; /* [threads] */
+    struct partial *partials;       /* [PARTIAL_ROWS] of split attention */
+    float *partial_out;             /* [PARTIAL_ROWS][head_dim] */
+    struct block_plan *plans;       /* [limits.rows]: the blocks of a step (attention.c) */
+    struct page_key *page_keys;     /* [limits.rows] */
+    uint32_t *first_pages;          /* [limits.rows + 1] (kv_store.c) */
     struct centre_table centres[CENTRES_MAX]; /* [n_centres] */
     uint32_t n_centres;
     uint32_t centre_pairs; /* most of one head: workers have room for so many */
@@ -108,6 +116,20 @@ static inline struct cpu_backend *cpu_of(struct backend *b) {
 static inline uint8_t *arena_at(const struct backend_arena *a, size_t at, size_t bytes) {
     ASSERT(at <= a->bytes && bytes <= a->bytes - at);
     return a->base + at;
+}
+
+static inline const struct kv_page *page_of(const struct kv_view *v, uint32_t number) {
+    const uint32_t i = kv_view_index(v, number);
+    ASSERT(i != UINT32_MAX); /* a table lacks a page that a query sees */
+    return &v->pages[i];
+}
+
+/* The K tile of a head; its V tile comes right after. */
+static inline uint8_t *head_tiles(const struct kv_view *v, const struct kv_page *page,
+                                  uint32_t layer, uint32_t head) {
+    const struct page_layout *l = &v->layouts[page->layout];
+    return arena_at(v->arena, page_offset(page->addr) + page_tile(l, layer, head, TILE_K),
+                    l->head_bytes);
 }
 
 /* Rows of partial results that a wave of attention holds: 256 splits (131,072 tokens) of 64 rows.
@@ -182,8 +204,9 @@ void centre_take_off(const struct centre_table *t, uint32_t layer, uint32_t head
 /* Computes A and B of packed query rows. t NULL: no centre. */
 void centre_pack(const struct centre_table *t, uint32_t layer, uint32_t head,
                  const struct query_rows *q, struct centre_scratch *s);
-/* Adds q . rope(c, t) to the scores [row] of tile number `tile`, which has centred keys. */
-void centre_add(const struct kernels *k, const struct centre_table *t, uint32_t tile, uint32_t rows,
-                struct centre_scratch *s, float *scores, size_t stride);
+/* Adds q . rope(c, t) to the scores of packed rows [row, row + rows) with tile number `tile`, which
+ * has centred keys. */
+void centre_add(const struct kernels *k, const struct centre_table *t, uint32_t tile, uint32_t row,
+                uint32_t rows, struct centre_scratch *s, float *scores, size_t stride);
 
 #endif
