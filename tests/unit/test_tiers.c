@@ -658,13 +658,10 @@ static void test_a_full_tier(void **state) {
     kvasir_engine *e = engine_on(llama, &o, &t);
     assert_int_equal(cached(e, &o, text[0], SHORT), 0);
     assert_true(place_wait(good, PAGES));
-    for (int i = 0; i < 2000 && settled(e).tier_unwritten_pages < PAGES; i++) {
-        usleep(1000);
+    for (int i = 0; i < 2000 && settled(e).tier_unwritten_pages < PAGES; usleep(1000), i++)
         kvasir_engine_forget(e, "nobody's"); /* figures are of the last step */
-    }
-    /* A second later the full tier is offered them again, and they are counted again. */
-    const kvasir_engine_stats s = settled(e);
-    assert_in_range(s.tier_unwritten_pages, PAGES, s.tier_offered_pages - PAGES);
+    /* more if they were offered again meanwhile */
+    assert_in_range(settled(e).tier_unwritten_pages, PAGES, settled(e).tier_offered_pages - PAGES);
     kvasir_engine_destroy(e);
     e = engine_at(&o, good, true);
     assert_int_equal(cached(e, &o, text[0], SHORT), PAGES * TILE_TOKENS);
