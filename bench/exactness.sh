@@ -14,6 +14,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 model=$PWD/models/SmolLM2-135M-Instruct.Q4_1.gguf port=18099 peers=.venv-peers/bin
 folder_model=$PWD/build-peers/smollm2 # of mlx_lm and those like it: bf16
+offline="HF_HOME=$PWD/build-peers/hf HF_HUB_OFFLINE=1 exec"
 servers=("$@")
 [ $# != 0 ] || servers=(kvasir-f16 kvasir-8 kvasir-8,4 kvasir-4 kvasir-8,4-rotating llama-server
     llama-server-q8 llama-server-reuse mistral.rs mlx_lm.server vllm-mlx vllm-mlx-q8)
@@ -29,13 +30,12 @@ command_of() { # SERVER
             "--cache-dir $folder/$1 --cache-disk-gb 1 2>/dev/null"
         ;;
     mlx_lm.server)
-        echo "HF_HUB_OFFLINE=1 exec $peers/mlx_lm.server --model $folder_model --port $port" \
-            "2>/dev/null"
+        echo "$offline $peers/mlx_lm.server --model $folder_model --port $port 2>/dev/null"
         ;;
     vllm-mlx*)
         flags=--continuous-batching
         [ "$1" = vllm-mlx ] || flags+=" --kv-cache-quantization --kv-cache-min-quantize-tokens 1"
-        echo "HF_HUB_OFFLINE=1 exec ${peers/peers/vllm-mlx}/vllm-mlx serve $folder_model" \
+        echo "$offline ${peers/peers/vllm-mlx}/vllm-mlx serve $folder_model" \
             "--host 127.0.0.1 --port $port $flags >/dev/null 2>&1"
         ;;
     mistral.rs) echo "$peer $1 $folder_model $port >/dev/null" ;;
@@ -58,7 +58,7 @@ install_peer() { # SERVER
             xllamacpp==2026.10.11549 mistralrs==0.9.5 'mlx[cpu]==0.32.4' mlx-lm==0.32.2; }
         ;;
     esac
-    mkdir -p "${folder_model%/*}"
+    mkdir -p "${folder_model%/*}/hf/hub" # mlx_lm.server wants to list it
     [ -d "$folder_model" ] || build-ci/kvasir convert "$model" "$folder_model"
 }
 

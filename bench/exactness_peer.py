@@ -5,7 +5,8 @@
 PEER   llama-server        llama.cpp's, from PyPI's xllamacpp: 8 slots of 4,096 tokens, a thread
        llama-server-q8     the same with --cache-type-k q8_0 --cache-type-v q8_0
        llama-server-reuse  the same with --cache-reuse 256
-       mistral.rs          PyPI's mistralrs has no server: its Runner behind a few lines of HTTP
+       mistral.rs          PyPI's mistralrs has no server: its Runner behind a few lines of HTTP,
+                           one request at a time, since it refuses concurrent calls
 """
 import http.server
 import json
@@ -60,7 +61,7 @@ def mistral_rs(model, port):
         def log_message(self, *_):
             pass
 
-    http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 
 def main():
