@@ -6,7 +6,7 @@ DESTDIR ?=
 DEMO_MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_TEXT := docs/examples/war-and-peace.txt
 
-.PHONY: all help deps demo serve models test check format attack soak bench cuda install \
+.PHONY: FORCE all help deps demo serve models test check format attack soak bench cuda install \
         uninstall dist deb wheel site clean debug asan tsan
 
 all: build/build.ninja ## build/kvasir and the libraries, release
@@ -26,18 +26,19 @@ deps: ## Debian packages for building, testing and the demo, where missing
 models: ## fetch all three models (843 MB) into models/
 	@tools/fetch-model.sh all
 
-demo: ## from nothing to two answers, over a 16-bit and a quantized cache
+# For this machine only: less to compile, while the model is fetched.
+build-native/kvasir: FORCE
 	@tools/deps.sh demo
-	@$(MAKE) --no-print-directory all
-	@tools/fetch-model.sh
-	build/kvasir demo -m $(DEMO_MODEL) -f $(DEMO_TEXT) -p 'Summarize this conversation.' \
+	@tools/fetch-model.sh & fetched=$$!; \
+	    cmake --preset native >/dev/null && cmake --build build-native --target kvasir && \
+	    wait $$fetched
+
+demo: build-native/kvasir ## from nothing to two answers, over a 16-bit and a quantized cache
+	@build-native/kvasir demo -m $(DEMO_MODEL) -f $(DEMO_TEXT) -p 'Summarize this conversation.' \
 	    --temp 0 --repetition-penalty 1.1
 
-serve: ## from nothing to a server on http://127.0.0.1:8080, with SmolLM2; Ctrl-C ends it
-	@tools/deps.sh demo
-	@$(MAKE) --no-print-directory all
-	@tools/fetch-model.sh
-	build/kvasir serve -m $(DEMO_MODEL) --kv-bits 8,4
+serve: build-native/kvasir ## the same to a server on http://127.0.0.1:8080; Ctrl-C ends it
+	@build-native/kvasir serve -m $(DEMO_MODEL) --kv-bits 8,4
 
 test: ## everything CI runs (.ci/run), below 35 minutes on 2 cores
 	@tools/test.sh

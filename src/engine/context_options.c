@@ -199,7 +199,7 @@ static kvasir_status parse_tier(const char *text, enum cpu_tier *out, kvasir_err
             continue;
         if (!cpu_tier_have((enum cpu_tier)t))
             return fail_field(err, KVASIR_ERR_UNSUPPORTED, "context.cpu_tier",
-                              "this machine does not have %s", text);
+                              "this machine, or this build, does not have %s", text);
         *out = (enum cpu_tier)t;
         return KVASIR_OK;
     }

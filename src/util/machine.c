@@ -143,6 +143,10 @@ bool cpu_tier_have(enum cpu_tier tier) {
     unsigned a, b, c, d, b7, c7;
     if (tier == CPU_TIER_REF)
         return true;
+#ifdef KVASIR_ONLY_TIER /* option KVASIR_NATIVE of CMakeLists.txt */
+    if (tier != KVASIR_ONLY_TIER)
+        return false;
+#endif
     if (tier > CPU_TIER_AVX512VNNI || !os_saves(0x06) || !__get_cpuid(1, &a, &b, &c, &d) ||
         !(c & bit_FMA) || !(c & bit_F16C) || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d) ||
         !(b7 & bit_AVX2))

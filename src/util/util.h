@@ -241,7 +241,7 @@ enum cpu_tier {
     CPU_TIER_NEONDOT,    /* and the dot products of Armv8.2-A */
     CPU_TIER_COUNT
 };
-bool cpu_tier_have(enum cpu_tier tier); /* this machine runs it */
+bool cpu_tier_have(enum cpu_tier tier); /* this machine and this build have it */
 enum cpu_tier cpu_tier_detect(void);    /* the best tier that it runs */
 const char *cpu_tier_name(enum cpu_tier tier);
 const char *cpu_model_name(void);

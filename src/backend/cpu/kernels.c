@@ -8,7 +8,9 @@
 void kernels_select(struct kernels *k, enum cpu_tier tier) {
     static void (*const init[CPU_TIER_COUNT])(struct kernels *) = {
         [CPU_TIER_REF] = kernels_init_ref,
-#if defined(KVASIR_REF_ONLY) /* tools/opcheck.sh: the reference for another backend */
+#if defined(KVASIR_REF_ONLY)    /* tools/opcheck.sh: the reference for another backend */
+#elif defined(KVASIR_ONLY_TIER) /* option KVASIR_NATIVE of CMakeLists.txt */
+        [KVASIR_ONLY_TIER] = KVASIR_ONLY_INIT,
 #elif defined(__x86_64__)
         [CPU_TIER_AVX2] = avx2_kernels_init,
         [CPU_TIER_AVX512] = avx512_kernels_init,
