@@ -325,6 +325,11 @@ struct backend_ops {
                                 const struct backend_weight **out, kvasir_error *err) MUST_CHECK;
     void (*weight_drop)(struct backend *b, const struct backend_weight *w); /* or NULL */
 
+    /* ---- the host's threads ---- */
+    /* Calls fn(ctx, item, worker) for each item, on the threads that operations use, and waits, as
+     * thread_pool_run. NULL: the backend has none. */
+    void (*host_run)(struct backend *b, size_t items, thread_fn *fn, void *ctx);
+
     /* ---- the arena: address space now, memory when a page is taken ---- */
     struct backend_arena *(*arena_create)(struct backend *b, size_t bytes); /* NULL: no space */
     void (*arena_destroy)(struct backend *b, struct backend_arena *a);
@@ -450,7 +455,7 @@ struct backend {
 
 /* clang-format off */
 /* What a backend must have, apart from flush, buffers and weights (host.h has the host's);
- * arena_populate and arena_host may be missing. */
+ * arena_populate, arena_host and host_run may be missing. */
 #define BACKEND_MEMBERS(X)                                                                         \
     X(destroy) X(info) X(reserve) X(reserve_centre) X(check_layout) X(arena_create)                \
     X(arena_destroy) X(arena_take) X(arena_release) X(arena_copy) X(arena_read) X(arena_write)     \

@@ -157,6 +157,18 @@ void answer_forget(struct choice *c) {
         wait_for(c);
 }
 
+bool answer_can_pick(struct choice *c) {
+    struct mask_worker *w = &c->request->engine->masks;
+    if (guide_is_forced(&c->guide))
+        return false;
+    if (!c->guide.place)
+        return true;
+    pthread_mutex_lock(&w->mutex);
+    const bool ready = c->mask == MASK_READY && c->failed == KVASIR_OK;
+    pthread_mutex_unlock(&w->mutex);
+    return ready;
+}
+
 bool answer_pick(struct choice *c, const float *logits, int32_t *token) {
     if (guide_is_forced(&c->guide)) {
         *token = guide_take(&c->guide);
@@ -170,7 +182,8 @@ bool answer_pick(struct choice *c, const float *logits, int32_t *token) {
         c->stuck = c->failed != KVASIR_OK;
     }
     if (!c->stuck)
-        *token = kvasir_sampler_pick(c->sampler, logits);
+        *token = c->picked ? c->token : kvasir_sampler_pick(c->sampler, logits);
+    c->picked = false;
     return !c->stuck;
 }
 

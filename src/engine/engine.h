@@ -183,6 +183,9 @@ kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, 
 kvasir_status step_logits(struct kvasir_context *c, uint32_t row, const float **logits,
                           kvasir_error *err) MUST_CHECK;
 
+/* Results of wanted rows before this one have been computed; those of its slice are available. */
+uint32_t step_rows_ready(const struct kvasir_context *c);
+
 /* The same of a row of a part that is `hidden`: its state [dim]. A slice of states has as many rows
  * as there is room for in a slice of logits, in most models all of a step. */
 kvasir_status step_hidden(struct kvasir_context *c, uint32_t row, const float **state,

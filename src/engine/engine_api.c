@@ -299,10 +299,9 @@ static kvasir_status begin_stored_formats(struct kvasir_engine *e, const kvasir_
 static kvasir_status charge_fixed(struct kvasir_engine *e, kvasir_error *err) {
     const struct settled *o = &e->ctx->options;
     struct kv_pool *pool = kv_cache_pool(e->ctx->cache);
-    const uint32_t vocab = model_config(e->model->model)->vocab;
     const uint64_t loads = loads_bytes(e, kv_pool_stats(pool).budget_bytes);
     const uint64_t bytes = model_run_bytes(e->model->model, o->prefill_chunk, o->logit_rows) +
-                           step_bytes(e->ctx) + sampler_scratch_bytes(vocab) + loads +
+                           step_bytes(e->ctx) + picks_bytes(e) + loads +
                            answer_vocab_bytes(e); /* made on first use, charged up front */
     if (pool_charge(pool, bytes, NULL) != KVASIR_OK)
         return fail_field(err, KVASIR_ERR_BUDGET, "engine.cache_memory_bytes",
@@ -322,13 +321,9 @@ static uint64_t bytes_in_tiers(const struct kvasir_engine *e) {
     return bytes;
 }
 
-static kvasir_status make_scheduler(struct kvasir_engine *e, const kvasir_engine_options *o,
+static kvasir_status settle_running(struct kvasir_engine *e, const kvasir_engine_options *o,
                                     kvasir_error *err) {
-    /* States of recurrent layers: every so many tokens by default; more near the ends of prompts if
-     * the budget holds so many. */
-    enum { POINTS_TOKENS = 16 * TILE_TOKENS, MANY_STATES = 256 };
     struct settled *s = &e->ctx->options;
-    const uint64_t budget = kv_pool_stats(kv_cache_pool(e->ctx->cache)).budget_bytes;
     e->max_running = o->max_running;
     if (e->max_running < 1)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "engine.max_running", "must be at least 1");
@@ -336,6 +331,15 @@ static kvasir_status make_scheduler(struct kvasir_engine *e, const kvasir_engine
         e->max_running = s->prefill_chunk;
         settled_fact(s, KVASIR_FACT_RUNNING_LOWERED, o->max_running, e->max_running, 0, 0);
     }
+    return KVASIR_OK;
+}
+
+static kvasir_status make_scheduler(struct kvasir_engine *e, kvasir_error *err) {
+    /* States of recurrent layers: every so many tokens by default; more near the ends of prompts if
+     * the budget holds so many. */
+    enum { POINTS_TOKENS = 16 * TILE_TOKENS, MANY_STATES = 256 };
+    const struct settled *s = &e->ctx->options;
+    const uint64_t budget = kv_pool_stats(kv_cache_pool(e->ctx->cache)).budget_bytes;
     const struct sched_options options = {
         .tiers = e->tiers,
         .max_running = e->max_running,
@@ -364,7 +368,8 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     const struct model_config *config = model_config(e->model->model);
     e->max_waiting = o->max_waiting;
     e->rotates = e->ctx->options.cache.max_size != 0;
-    TRY(sampler_scratch_create(config->vocab, &e->scratch, err));
+    TRY(settle_running(e, o, err));
+    TRY(picks_init(e, err));
     TRY(charge_fixed(e, err));
     if (!o->no_prefix_cache) {
         TRY(tree_create(e->ctx->cache, model_rebuild_tokens(config), &e->tree, err));
@@ -375,7 +380,7 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     if (e->tree && !e->tiers)
         tree_remember_gone(e->tree);
     e->tiers_bytes = e->tiers ? tiers_fixed_bytes(e->tiers) : 0;
-    TRY(make_scheduler(e, o, err));
+    TRY(make_scheduler(e, err));
     e->fit_tokens = longest_fit(e);
     if (!e->fit_tokens)
         return fail_field(err, KVASIR_ERR_BUDGET, "engine.cache_memory_bytes",
@@ -470,7 +475,7 @@ void kvasir_engine_destroy(kvasir_engine *e) {
     tree_destroy(e->tree);
     if (e->ctx)
         pool_discharge(kv_cache_pool(e->ctx->cache), e->fixed_bytes);
-    sampler_scratch_destroy(e->scratch);
+    picks_deinit(e);
     kvasir_context_destroy(e->ctx);
     pthread_cond_destroy(&e->wake);
     pthread_mutex_destroy(&e->mutex);

@@ -23,6 +23,8 @@ struct choice {
     char *text; /* [text_cap] of the current token */
     size_t text_cap;
     uint32_t generated;
+    bool picked; /* token is the next one (picks.c) */
+    int32_t token;
     bool stuck; /* it cannot go on: failed and why say more, of a grammar */
     bool ended; /* its DONE event has been sent */
     kvasir_finish finish;
@@ -108,6 +110,22 @@ struct page_loader {
     bool stop;
 };
 
+/* A row whose token is picked beside others (picks.c). */
+struct pick {
+    struct choice *choice;
+    uint32_t row;
+    const float *logits;
+};
+
+struct picks {
+    struct pick *list; /* [max_running], rising rows; n of this step, the first `made` dealt with */
+    uint32_t n, made;
+    atomic_uint next; /* of list, up to end: what lanes take */
+    uint32_t end;
+    struct sampler_scratch *scratch[8]; /* [lanes]; the first also for picks one by one */
+    uint32_t lanes;
+};
+
 struct kvasir_engine {
     const struct kvasir_model *model;
     struct kvasir_context *ctx;
@@ -120,7 +138,7 @@ struct kvasir_engine {
     void *note_user;
     double flush_seconds; /* at the end, for what the tiers lack */
     struct sched *sched;
-    struct sampler_scratch *scratch;
+    struct picks picks;
     const float *logits;               /* [vocab] of the row that host_next handles, or */
     const float *state;                /* [dim] its state */
     uint64_t fixed_bytes, tiers_bytes; /* of the budget: buffers of steps; of tiers */
@@ -208,10 +226,23 @@ void answer_forget(struct choice *c);
 static inline bool answer_jumps(const struct choice *c) {
     return guide_is_forced(&c->guide) && c->request->r.top_logprobs < 0;
 }
-/* Picks the next token. False: there is none (c->stuck). */
+/* Whether its next token can be picked now, and is not forced. */
+bool answer_can_pick(struct choice *c);
+/* Picks the next token, if picks.c has not. False: there is none (c->stuck). */
 bool answer_pick(struct choice *c, const float *logits, int32_t *token);
 /* The token has been appended. False: the answer is complete, or c->stuck. */
 bool answer_add(struct choice *c, int32_t token);
+
+/* ---- picks.c: tokens of several rows at once ---- */
+/* Of scratch, which e->picks.scratch[0] begins with; once the context is there. */
+uint64_t picks_bytes(const struct kvasir_engine *e);
+kvasir_status picks_init(struct kvasir_engine *e, kvasir_error *err) MUST_CHECK;
+void picks_deinit(struct kvasir_engine *e);
+/* A step has been run; the choice's next token is picked from its row, in rising order of rows. */
+void picks_begin(struct kvasir_engine *e);
+void picks_want(struct choice *c, uint32_t row);
+/* Logits of another row are available: picks from all rows that are. */
+kvasir_status picks_make(struct kvasir_engine *e, kvasir_error *err) MUST_CHECK;
 
 /* ---- prompt_rows.c: what the rows of a prompt are wanted for ---- */
 kvasir_status rows_check(const kvasir_request *r, kvasir_error *err) MUST_CHECK;

@@ -143,9 +143,21 @@ static kvasir_status host_run(void *user, const struct step_part *parts, uint32_
     return step_run(e->ctx, parts, n, err);
 }
 
+static void host_ran(void *user, struct task *const *tasks, const struct step_part *parts,
+                     uint32_t n) {
+    struct kvasir_engine *e = user;
+    uint32_t row = 0;
+    picks_begin(e);
+    for (uint32_t i = 0; i < n; i++) {
+        row += parts[i].wanted;
+        if (parts[i].wanted && !parts[i].hidden && seq_length(tasks[i]->seq) == tasks[i]->n_tokens)
+            picks_want(choice_of(tasks[i]), row - 1);
+    }
+}
+
 static kvasir_status host_logits(void *user, struct task *t, uint32_t row, kvasir_error *err) {
-    (void)user;
-    return rows_read(choice_of(t), row, err);
+    TRY(rows_read(choice_of(t), row, err));
+    return picks_make(user, err);
 }
 
 static void host_give(void *user, struct task *t, uint32_t position) {
@@ -285,6 +297,7 @@ struct sched_host request_host(struct kvasir_engine *e) {
                                .dropped = host_dropped,
                                .admitted = host_admitted,
                                .run = host_run,
+                               .ran = host_ran,
                                .logits = host_logits,
                                .give = host_give,
                                .progress = host_progress,
@@ -397,8 +410,8 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
         .ttl_seconds = (uint32_t)r->ttl_seconds,
         .detached = r->prompt_cache != NULL,
         .from_host = base};
-    TRY(sampler_create_shared(&sampling, model_config(e->model->model)->vocab, cap, e->scratch,
-                              &c->sampler, err));
+    TRY(sampler_create_shared(&sampling, model_config(e->model->model)->vocab, cap,
+                              e->picks.scratch[0], &c->sampler, err));
     if (r->grammar)
         TRY(answer_init(c, r->grammar, err));
     TRY(rows_init(c, err));

@@ -724,6 +724,15 @@ int32_t kvasir_sampler_pick(kvasir_sampler *s, const float *logits) {
     return (int32_t)token;
 }
 
+int32_t sampler_pick_with(kvasir_sampler *s, struct sampler_scratch *scratch, const float *logits) {
+    struct sampler_scratch *const before = s->scratch;
+    ASSERT(scratch->vocab == s->vocab);
+    s->scratch = scratch;
+    const int32_t token = kvasir_sampler_pick(s, logits);
+    s->scratch = before;
+    return token;
+}
+
 /* ---- log-probabilities ----------------------------------------------------------------------- */
 
 /* ln of exp(value - max). If the largest is infinite, it has all of the weight. */

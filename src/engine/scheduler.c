@@ -698,6 +698,8 @@ kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
         fail_all(s, err);
         return status;
     }
+    if (s->host.ran)
+        s->host.ran(s->host.user, s->part_tasks, s->parts, n);
     for (uint32_t i = 0; i < n; i++) {
         status = take_rows(s, i, &row, err);
         if (status != KVASIR_OK) {

@@ -177,6 +177,10 @@ kvasir_status step_logits(struct kvasir_context *c, uint32_t row, const float **
     return result_of(c, row, false, logits, err);
 }
 
+uint32_t step_rows_ready(const struct kvasir_context *c) {
+    return c->step.slice_end;
+}
+
 kvasir_status step_hidden(struct kvasir_context *c, uint32_t row, const float **state,
                           kvasir_error *err) {
     return result_of(c, row, true, state, err);

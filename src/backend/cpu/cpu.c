@@ -439,6 +439,10 @@ static void cpu_gather_rows(struct backend *base, const float *x, const uint32_t
     }
 }
 
+static void cpu_host_run(struct backend *b, size_t items, thread_fn *fn, void *ctx) {
+    thread_pool_run(cpu_of(b)->pool, items, fn, ctx);
+}
+
 /* ---- the table ------------------------------------------------------------------------------- */
 
 #define MEMBER(name) .name = cpu_##name,
@@ -447,6 +451,7 @@ static const struct backend_ops CPU_OPS = {HOST_MEMBERS,
                                            .write = host_write,
                                            .arena_populate = cpu_arena_populate,
                                            .arena_host = cpu_arena_host,
+                                           .host_run = cpu_host_run,
                                            BACKEND_MEMBERS(MEMBER) BACKEND_OPERATIONS(MEMBER)};
 #undef MEMBER
 
