@@ -21,6 +21,7 @@
 #include "backend/cpu/attention.h"
 
 struct block_plan {
+    uint32_t seq;          /* the first one of the batch */
     uint32_t first, n;     /* sequences: page_keys[first .. first + n) */
     uint32_t pos, tokens;  /* of the one sequence; of several: all their tokens */
     uint32_t rows, splits; /* of a block */
@@ -88,12 +89,19 @@ static uint32_t blocks_of(const struct attention_job *j, const struct batch_seq 
     return (s->pos + s->rows - 1) / t - s->pos / t + 1;
 }
 
-/* Orders the keys of a step: first those of sequences whose rows are at most half a block, which
- * may share one. Returns how many these are. */
+/* Whether two sequences that follow each other in the order of keys share what is worth a block. */
+static bool shares_pages(const struct page_key *a, const struct page_key *b) {
+    return a->pages[SHARED_KEY] != NO_PAGE && a->pages[SHARED_KEY] == b->pages[SHARED_KEY];
+}
+
+/* The keys of a step: first, in order, those of sequences whose rows are at most half a block,
+ * which may share one. Returns how many these are; 0, and all keys in the order of the batch, if
+ * none shares. */
 static uint32_t order_sequences(struct attention_job *j) {
     struct page_key *keys = j->b->page_keys;
     const struct batch *batch = j->batch;
     uint32_t few = 0, many = batch->n_seqs, from = 0;
+    bool some = false;
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         const struct batch_seq *seq = &batch->seqs[s];
         if (blocks_of(j, seq) > 1 || 2 * seq->rows * j->gqa > BLOCK_ROWS) {
@@ -107,7 +115,11 @@ static uint32_t order_sequences(struct attention_job *j) {
         find_pages(&keys[i], j, from);
     if (few > 1)
         qsort(keys, few, sizeof *keys, compare_keys);
-    return few;
+    for (uint32_t i = 1; i < few && !some; i++)
+        some = shares_pages(&keys[i - 1], &keys[i]);
+    for (uint32_t s = 0; s < batch->n_seqs && !some; s++)
+        keys[s].seq = s;
+    return some ? few : 0;
 }
 
 /* ---- plans ----------------------------------------------------------------------------------- */
@@ -130,10 +142,10 @@ static void add_sequence(struct attention_job *j, uint32_t i, bool few) {
     const struct page_key *key = &j->b->page_keys[i];
     const struct batch_seq *s = &j->batch->seqs[key->seq];
     struct block_plan *last = j->n_plans ? &j->b->plans[j->n_plans - 1] : NULL;
-    if (few && i > 0 && key->pages[SHARED_KEY] != NO_PAGE &&
-        key->pages[SHARED_KEY] == key[-1].pages[SHARED_KEY] &&
+    if (few && i > 0 && shares_pages(&key[-1], key) &&
         last->rows + s->rows * j->gqa <= BLOCK_ROWS) {
         last->n++;
+        last->seq = min_u32(last->seq, key->seq);
         last->rows += s->rows * j->gqa;
         return;
     }
@@ -141,8 +153,12 @@ static void add_sequence(struct attention_job *j, uint32_t i, bool few) {
     for (uint32_t pos = s->pos; pos < end;) {
         const uint32_t next = min_u32((pos / t + 1) * t, end);
         ASSERT(j->n_plans < j->b->limits.rows);
-        j->b->plans[j->n_plans++] = (struct block_plan){
-            .first = i, .n = 1, .pos = pos, .tokens = next - pos, .rows = (next - pos) * j->gqa};
+        j->b->plans[j->n_plans++] = (struct block_plan){.seq = key->seq,
+                                                        .first = i,
+                                                        .n = 1,
+                                                        .pos = pos,
+                                                        .tokens = next - pos,
+                                                        .rows = (next - pos) * j->gqa};
         pos = next;
     }
 }
@@ -195,10 +211,19 @@ static void cut_items(struct attention_job *j) {
     ASSERT(rows <= PARTIAL_ROWS);
 }
 
+static int compare_plans(const void *a, const void *b) {
+    const struct block_plan *x = a, *y = b;
+    if (x->seq != y->seq)
+        return x->seq < y->seq ? -1 : 1;
+    return x->pos < y->pos ? -1 : 1;
+}
+
 static void make_plans(struct attention_job *j) {
     const uint32_t few = order_sequences(j);
     for (uint32_t i = 0; i < j->batch->n_seqs; i++)
         add_sequence(j, i, i < few);
+    if (few) /* the order of the batch deals sequences to threads by their cost (engine/step.c) */
+        qsort(j->b->plans, j->n_plans, sizeof *j->b->plans, compare_plans);
     for (uint32_t i = 0; i < j->n_plans; i++) {
         struct query_block b;
         plan_block(j, &j->b->plans[i], 0, &b);
