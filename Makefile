@@ -26,12 +26,11 @@ deps: ## Debian packages for building, testing and the demo, where missing
 models: ## fetch all three models (843 MB) into models/
 	@tools/fetch-model.sh all
 
-# For this machine only: less to compile, while the model is fetched.
+# For this machine only, and a model: less to compile.
 build-native/kvasir: FORCE
 	@tools/deps.sh demo
-	@tools/fetch-model.sh & fetched=$$!; \
-	    cmake --preset native >/dev/null && cmake --build build-native --target kvasir && \
-	    wait $$fetched
+	@cmake --preset native >/dev/null && cmake --build build-native --target kvasir
+	@tools/fetch-model.sh
 
 demo: build-native/kvasir ## from nothing to two answers, over a 16-bit and a quantized cache
 	@build-native/kvasir demo -m $(DEMO_MODEL) -f $(DEMO_TEXT) -p 'Summarize this conversation.' \

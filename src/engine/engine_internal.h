@@ -234,7 +234,7 @@ bool answer_pick(struct choice *c, const float *logits, int32_t *token);
 bool answer_add(struct choice *c, int32_t token);
 
 /* ---- picks.c: tokens of several rows at once ---- */
-/* Of scratch, which e->picks.scratch[0] begins with; once the context is there. */
+/* Memory of the list and of scratch. Needs the context, and max_running. */
 uint64_t picks_bytes(const struct kvasir_engine *e);
 kvasir_status picks_init(struct kvasir_engine *e, kvasir_error *err) MUST_CHECK;
 void picks_deinit(struct kvasir_engine *e);

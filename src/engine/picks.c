@@ -15,11 +15,16 @@
 
 enum { LANES = 8 };
 
-/* Lanes: as many as can pick at once, within reason: each has 21 bytes a token of scratch. */
+/* As many as can pick at once. Each has 21 bytes a token of the vocabulary, at most a 32nd of the
+ * budget in all, but for one. */
 static uint32_t lanes_of(const struct kvasir_engine *e) {
     const struct kvasir_context *c = e->ctx;
-    const uint32_t most = min_u32(e->max_running, LANES);
-    return c->backend->ops->host_run ? min_u32(c->device.workers, most) : 1;
+    const uint64_t budget = kv_pool_stats(kv_cache_pool(c->cache)).budget_bytes,
+                   each = sampler_scratch_bytes(model_config(e->model->model)->vocab);
+    uint32_t lanes = min_u32(min_u32(c->device.workers, e->max_running), LANES);
+    while (lanes > 1 && lanes * each > budget / 32)
+        lanes--;
+    return c->backend->ops->host_run ? lanes : 1;
 }
 
 uint64_t picks_bytes(const struct kvasir_engine *e) {

@@ -16,31 +16,28 @@
  * merged in waves.
  */
 #include <math.h>
-#include <stdlib.h>
 
 #include "backend/cpu/attention.h"
 
 struct block_plan {
     uint32_t seq;          /* the first one of the batch */
     uint32_t first, n;     /* sequences: page_keys[first .. first + n) */
-    uint32_t pos, tokens;  /* of the one sequence; of several: all their tokens */
+    uint32_t pos, tokens;  /* n == 1: these tokens of the sequence; else all that each has */
     uint32_t rows, splits; /* of a block */
     uint32_t items;        /* of a block; 1: whole */
     size_t first_item;     /* of all blocks of all plans before */
     size_t partials;       /* cut: the first of its rows of partial results */
 };
 
-/* Pages of a sequence that tell whom it shares how many with: those 0, 1, 3, 7, ... after the first
- * that all sequences of the step see. In the order of these keys, those that share most are
- * neighbours (as good as: what they share after the last equal one is not looked at). */
+/* Some pages of a sequence: those 0, 1, 3, 7, ... after the first one that all sequences see. In
+ * the order of these keys, sequences that share most are neighbours, nearly: pages between the
+ * last equal one and the next are not compared. */
 enum { KEY_PAGES = 12, NO_PAGE = UINT32_MAX };
 
 struct page_key {
     uint32_t seq;
     uint32_t pages[KEY_PAGES]; /* addresses */
 };
-
-_Static_assert(2 * BLOCK_ROWS <= PARTIAL_ROWS, "a block and one split of it fit a wave");
 
 bool attention_init(struct cpu_backend *b) {
     const size_t rows = b->limits.rows, dim = b->limits.head_dim;
@@ -58,14 +55,45 @@ void attention_deinit(struct cpu_backend *b) {
     mem_free(b->page_keys);
 }
 
+/* ---- sorting --------------------------------------------------------------------------------- */
+
+typedef int compare_fn(const void *a, const void *b);
+
+static void swap_items(uint8_t *a, uint8_t *b, size_t size) {
+    for (size_t i = 0; i < size; i++) {
+        const uint8_t byte = a[i];
+        a[i] = b[i];
+        b[i] = byte;
+    }
+}
+
+static void sift_down(uint8_t *items, size_t at, size_t n, size_t size, compare_fn *compare) {
+    for (size_t child; (child = 2 * at + 1) < n; at = child) {
+        if (child + 1 < n && compare(items + child * size, items + (child + 1) * size) < 0)
+            child++;
+        if (compare(items + at * size, items + child * size) >= 0)
+            return;
+        swap_items(items + at * size, items + child * size, size);
+    }
+}
+
+/* Heapsort: qsort takes memory, and a step must not (I6). */
+static void sort_in_place(void *items, size_t n, size_t size, compare_fn *compare) {
+    for (size_t i = n / 2; i-- > 0;)
+        sift_down(items, i, n, size, compare);
+    for (size_t end = n; end-- > 1;) {
+        swap_items(items, (uint8_t *)items + end * size, size);
+        sift_down(items, 0, end, size, compare);
+    }
+}
+
 /* ---- sequences that share pages -------------------------------------------------------------- */
 
 /* Sequences that share fewer pages than 4, the third of a key, are not worth a block. */
 enum { SHARED_KEY = 2 };
 
 static uint32_t first_page(const struct kv_view *v, uint32_t pos) {
-    return v->keep || v->span == UINT32_MAX || pos < v->span ? 0
-                                                             : (pos + 1 - v->span) / TILE_TOKENS;
+    return v->keep ? 0 : window_start(v, pos) / TILE_TOKENS;
 }
 
 static void find_pages(struct page_key *key, const struct attention_job *j, uint32_t from) {
@@ -114,7 +142,7 @@ static uint32_t order_sequences(struct attention_job *j) {
     for (uint32_t i = 0; few > 1 && i < few; i++)
         find_pages(&keys[i], j, from);
     if (few > 1)
-        qsort(keys, few, sizeof *keys, compare_keys);
+        sort_in_place(keys, few, sizeof *keys, compare_keys);
     for (uint32_t i = 1; i < few && !some; i++)
         some = shares_pages(&keys[i - 1], &keys[i]);
     for (uint32_t s = 0; s < batch->n_seqs && !some; s++)
@@ -197,11 +225,10 @@ static void cut_items(struct attention_job *j) {
     j->wave_splits = j->splits;
     while (j->wave_splits > 1 && partial_rows(j, j->wave_splits) > PARTIAL_ROWS)
         j->wave_splits = (j->wave_splits + 1) / 2;
-    const bool none = partial_rows(j, j->wave_splits) > PARTIAL_ROWS;
     size_t rows = 0;
     for (uint32_t i = 0; i < j->n_plans; i++) {
         struct block_plan *p = &plans[i];
-        p->items = none ? 1 : min_u32(p->items, j->wave_splits);
+        p->items = min_u32(p->items, j->wave_splits); /* 1 needs no room */
         p->first_item = j->items;
         p->partials = rows;
         j->items += (size_t)p->items * j->kv_heads;
@@ -223,7 +250,7 @@ static void make_plans(struct attention_job *j) {
     for (uint32_t i = 0; i < j->batch->n_seqs; i++)
         add_sequence(j, i, i < few);
     if (few) /* the order of the batch deals sequences to threads by their cost (engine/step.c) */
-        qsort(j->b->plans, j->n_plans, sizeof *j->b->plans, compare_plans);
+        sort_in_place(j->b->plans, j->n_plans, sizeof *j->b->plans, compare_plans);
     for (uint32_t i = 0; i < j->n_plans; i++) {
         struct query_block b;
         plan_block(j, &j->b->plans[i], 0, &b);

@@ -53,6 +53,11 @@ struct query_block {
     struct block_member members[BLOCK_ROWS];
 };
 
+/* The first position of the window of a query at p. */
+static inline uint32_t window_start(const struct kv_view *v, uint32_t p) {
+    return v->span == UINT32_MAX || p < v->span ? 0 : p + 1 - v->span;
+}
+
 /* A block of no rows; tokens of a sequence, which become its next rows. */
 void query_block_start(struct query_block *b, uint32_t head);
 void query_block_add(struct query_block *b, const struct attention_job *j, uint32_t seq,

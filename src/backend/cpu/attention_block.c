@@ -20,11 +20,6 @@
 
 /* ---- which rows, which splits ---------------------------------------------------------------- */
 
-/* The first position of the window of a query at p. */
-static uint32_t window_start(const struct kv_view *v, uint32_t p) {
-    return v->span == UINT32_MAX || p < v->span ? 0 : p + 1 - v->span;
-}
-
 static uint32_t kept_splits(const struct kv_view *v) {
     return v->keep ? (v->keep - 1) / SPLIT_TOKENS + 1 : 0;
 }
@@ -219,6 +214,9 @@ void query_block_attend(const struct attention_job *j, const struct query_block 
         const struct block_member *m = &b->members[i];
         for (uint32_t r = 0; r < m->tokens * j->gqa; r++) {
             const uint32_t row = m->block_row + r;
+            part[row] = (struct partial){.max = -INFINITY, .sum = 0};
+            if (now->start >= m->pos + m->tokens)
+                continue; /* it sees nothing of this split */
             float *scores = s->scores + (size_t)row * SPLIT_TOKENS;
             mask_row(m->view, m->pos + r / j->gqa, now->start, n, scores);
             k->softmax_run(scores, n, &part[row].max, &part[row].sum);

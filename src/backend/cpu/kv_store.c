@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kv_store.c: rows of K and V are encoded into their pages. */
-#include <string.h>
-
 #include "backend/cpu/cpu_internal.h"
 
 struct store_job {
