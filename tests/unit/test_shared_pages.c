@@ -149,6 +149,19 @@ static void windows_apart(struct backend *b) {
     }
 }
 
+/* A window of no tokens, and the last position of a split: no split is left. */
+static void nothing_seen(struct backend *b) {
+    static struct family f;
+    start_family(b, &f);
+    for (uint32_t s = 0; s < 2; s++) {
+        add_sequence(b, &f, 0, 0, (s + 1) * SPLIT_TILES);
+        f.seqs[s] = (struct batch_seq){.rows = 1, .pos = (s + 1) * SPLIT_TOKENS - 1};
+    }
+    end_family(&f, 0, 0);
+    check_family(b, &f);
+    backend_arena_destroy(b, f.arena);
+}
+
 static void test_shared_pages(void **state) {
     (void)state;
     for (int tier = 0; tier < CPU_TIER_COUNT; tier++) {
@@ -162,6 +175,7 @@ static void test_shared_pages(void **state) {
             fail_msg("%s", err.text);
         random_families(b, tier == CPU_TIER_REF ? STEPS / 4 : STEPS);
         windows_apart(b);
+        nothing_seen(b);
         backend_destroy(b);
     }
 }

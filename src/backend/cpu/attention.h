@@ -62,7 +62,7 @@ static inline uint32_t window_start(const struct kv_view *v, uint32_t p) {
 void query_block_start(struct query_block *b, uint32_t head);
 void query_block_add(struct query_block *b, const struct attention_job *j, uint32_t seq,
                      uint32_t pos, uint32_t tokens);
-/* How many splits it sees. */
+/* How many splits it sees; 1, of which it sees nothing, if none. */
 uint32_t query_block_splits(const struct query_block *b);
 
 /* A tile and the rows of a block that see it. */

@@ -50,7 +50,7 @@ static uint32_t first_split(const struct query_block *b) {
 }
 
 uint32_t query_block_splits(const struct query_block *b) {
-    return b->kept + (b->end - first_split(b));
+    return max_u32(b->kept + (b->end - first_split(b)), 1);
 }
 
 static uint32_t nth_split(const struct query_block *b, uint32_t n) {
