@@ -24,6 +24,10 @@
 //         t2  | d0 d1 d2 d3 |            d2  | t0 t1 t2 t3 |
 //         t3  | d0 d1 d2 d3 |            d3  | t0 t1 t2 t3 |
 //
+// One token alone, as in most steps, needs neither shared memory nor other warps: a thread has four
+// of its dims in registers from the beginning to the end, and what shares its words was loaded
+// before the wait for K and V.
+//
 // Invariants:
 //   * bits of tokens that are not of this step stay: only words that such a token shares are read
 //   * rows of k and v begin at multiples of 16 bytes (head_dim is one of 64, 128, 256), tiles at
@@ -213,6 +217,34 @@ template <int D> __device__ void store_exact(const store_place &p, bool bf16, ui
 
 // ---- affine formats --------------------------------------------------------------------------
 
+// The smallest and the largest value of a lane's group.
+__device__ __forceinline__ float2 range_of(float4 x, uint32_t group) {
+    // infinities are the neutral elements: a group of NaN alone keeps them, as in affine.c
+    float lo = fminf(INFINITY, fminf(fminf(x.x, x.y), fminf(x.z, x.w)));
+    float hi = fmaxf(-INFINITY, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
+#pragma unroll
+    for (uint32_t step = 1; step < 16; step *= 2) {
+        const float other_lo = __shfl_xor_sync(~0u, lo, step);
+        const float other_hi = __shfl_xor_sync(~0u, hi, step);
+        if (4 * step < group) {
+            lo = fminf(lo, other_lo);
+            hi = fmaxf(hi, other_hi);
+        }
+    }
+    return make_float2(lo, hi);
+}
+__device__ __forceinline__ float4 affine_input(float4 x, bool bf16) { // of quant.h
+    return bf16 ? x
+                : make_float4(round_to_half(x.x), round_to_half(x.y), round_to_half(x.z),
+                              round_to_half(x.w));
+}
+// Four codes, a byte each.
+__device__ __forceinline__ uint32_t codes_of(float4 x, float2 sb, float top) {
+    const uint32_t a = __byte_perm(to_code(x.x, sb, top), to_code(x.y, sb, top), 0x0040);
+    const uint32_t b = __byte_perm(to_code(x.z, sb, top), to_code(x.w, sb, top), 0x0040);
+    return __byte_perm(a, b, 0x5410);
+}
+
 // ranges: [D / group][64 tokens], lo and hi of a group, then its scale and bias.
 template <int D>
 __device__ void encode_rows(const store_place &p, int bits, uint32_t group, uint32_t *codes,
@@ -229,23 +261,10 @@ __device__ void encode_rows(const store_place &p, int bits, uint32_t group, uint
     for (uint32_t i = 0; i < CHUNKS; i++) {
         if ((i + 1) * CHUNK <= p.first || i * CHUNK >= p.end) // no row of these: the whole block
             continue;
-        if (!p.bf16) // affine_input of quant.h
-            x[i] = make_float4(round_to_half(x[i].x), round_to_half(x[i].y), round_to_half(x[i].z),
-                               round_to_half(x[i].w));
-        // infinities are the neutral elements: a group of NaN alone keeps them, as in affine.c
-        float lo = fminf(INFINITY, fminf(fminf(x[i].x, x[i].y), fminf(x[i].z, x[i].w)));
-        float hi = fmaxf(-INFINITY, fmaxf(fmaxf(x[i].x, x[i].y), fmaxf(x[i].z, x[i].w)));
-#pragma unroll
-        for (uint32_t step = 1; step < 16; step *= 2) {
-            float other_lo = __shfl_xor_sync(~0u, lo, step);
-            float other_hi = __shfl_xor_sync(~0u, hi, step);
-            if (4 * step < group) {
-                lo = fminf(lo, other_lo);
-                hi = fmaxf(hi, other_hi);
-            }
-        }
+        x[i] = affine_input(x[i], p.bf16);
+        const float2 range = range_of(x[i], group);
         if (leads)
-            ranges[g * TILE_TOKENS + i * CHUNK + in_chunk] = make_float2(lo, hi);
+            ranges[g * TILE_TOKENS + i * CHUNK + in_chunk] = range;
     }
     __syncthreads();
     const uint32_t token = threadIdx.x % TILE_TOKENS, groups = D / group;
@@ -263,9 +282,7 @@ __device__ void encode_rows(const store_place &p, int bits, uint32_t group, uint
         if (t < p.first || t >= p.end)
             continue;
         float2 sb = ranges[g * TILE_TOKENS + t];
-        uint32_t a = __byte_perm(to_code(x[i].x, sb, top), to_code(x[i].y, sb, top), 0x0040);
-        uint32_t b = __byte_perm(to_code(x[i].z, sb, top), to_code(x[i].w, sb, top), 0x0040);
-        codes[t * (D / 4 + 1) + four] = __byte_perm(a, b, 0x5410);
+        codes[t * (D / 4 + 1) + four] = codes_of(x[i], sb, top);
     }
     __syncthreads();
 }
@@ -291,6 +308,100 @@ __device__ void store_affine(const store_place &p, int bits, uint32_t group, uin
     }
 }
 
+// ---- one token -------------------------------------------------------------------------------
+
+// By D / 4 threads, or a warp if these are fewer: `four` of a thread beyond them is the last one,
+// and it writes nothing.
+template <int D> struct lone_token {
+    static constexpr uint32_t THREADS = D / 4 < 32 ? 32 : D / 4;
+    const store_place &p;
+    uint32_t token, four;
+    bool mine;
+
+    __device__ __forceinline__ explicit lone_token(const store_place &place)
+        : p(place), token(place.first), four(min(threadIdx.x, D / 4 - 1u)),
+          mine(threadIdx.x < D / 4) {}
+
+    template <int BITS> __device__ __forceinline__ void store_affine(uint32_t group) const {
+        constexpr uint32_t P = 8 / BITS, TOKENS = 4 * P;
+        constexpr float TOP = (float)((1u << BITS) - 1);
+        const bool is_v = blockIdx.z != 0;
+        uint4 *words = (uint4 *)p.tile + token / TOKENS * (D / 4) + four;
+        const uint4 old = is_v ? *words : make_uint4(0, 0, 0, 0);
+        kernel_waits();
+        const float4 x = affine_input(load_four<D>(p, token, four), p.bf16);
+        const float2 range = range_of(x, group), sb = group_scale(range.x, range.y, TOP);
+        const uint32_t codes = codes_of(x, sb, TOP);
+        if (mine && four * 4 % group == 0) {
+            uint16_t *scales = (uint16_t *)(p.tile + TILE_TOKENS * D * BITS / 8) +
+                               four * 4 / group * TILE_TOKENS + token;
+            scales[0] = (uint16_t)to_half(sb.x, p.bf16);
+            scales[D / group * TILE_TOKENS] = (uint16_t)to_half(sb.y, p.bf16);
+        }
+        if (is_v) {
+            const uint32_t j = token % TOKENS, mask = token_mask<BITS>(0, j, j + 1);
+            const uint32_t shifted = codes << (BITS * (j / 4));
+            const uint32_t t[4] = {j % 4 == 0 ? shifted : 0, j % 4 == 1 ? shifted : 0,
+                                   j % 4 == 2 ? shifted : 0, j % 4 == 3 ? shifted : 0};
+            if (mine)
+                *words = blend(turn_bytes(t), old, mask, mask, mask, mask);
+            return;
+        }
+        uint32_t word = codes;
+#pragma unroll
+        for (uint32_t part = 1; part < P; part++)
+            word |= __shfl_down_sync(~0u, codes, part) << (BITS * part);
+        if (mine && four % P == 0)
+            ((uint32_t *)p.tile)[four / P * TILE_TOKENS + token] = word;
+    }
+
+    __device__ __forceinline__ void store_exact(bool bf16) const {
+        const bool is_v = blockIdx.z != 0;
+        const uint32_t in_word = token % 2;
+        uint32_t *words = (uint32_t *)p.tile + (token / 4 * (D / 4) + four) * 8 + token % 4 / 2;
+        uint32_t old[4] = {};
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            if (is_v)
+                old[i] = words[2 * i];
+        kernel_waits();
+        const float4 x = load_four<D>(p, token, four);
+        const uint32_t halves[4] = {to_half(x.x, bf16), to_half(x.y, bf16), to_half(x.z, bf16),
+                                    to_half(x.w, bf16)};
+        if (!mine)
+            return;
+        if (!is_v) {
+            ((uint2 *)p.tile)[four * TILE_TOKENS + token] =
+                make_uint2(halves[0] | halves[1] << 16, halves[2] | halves[3] << 16);
+            return;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            words[2 * i] =
+                in_word ? (old[i] & 0xffffu) | halves[i] << 16 : (old[i] & 0xffff0000u) | halves[i];
+    }
+
+    // Waits for the kernel before.
+    __device__ __forceinline__ void store() const {
+        switch (p.format) {
+        case F16:
+        case BF16:
+            return store_exact(p.format == BF16);
+        case Q8G64:
+        case Q8G32:
+            return store_affine<8>(p.format == Q8G64 ? 64 : 32);
+        case Q4G64:
+        case Q4G32:
+            return store_affine<4>(p.format == Q4G64 ? 64 : 32);
+        case Q2G64:
+        case Q2G32:
+            return store_affine<2>(p.format == Q2G64 ? 64 : 32);
+        default:
+            return kernel_waits();
+        }
+    }
+};
+
 // Every branch on the place is the same for the whole block.
 template <int D>
 __global__ void __launch_bounds__(2 * D)
@@ -302,6 +413,14 @@ __global__ void __launch_bounds__(2 * D)
     store_place p;
     kernel_comes();
     const bool found = find_place<D>(g, layer, k, v, p);
+    if (found && p.end - p.first == 1) {
+        const lone_token<D> one(p);
+        if (threadIdx.x < one.THREADS)
+            one.store();
+        else
+            kernel_waits();
+        return;
+    }
     kernel_waits(); // for K and V, not for the tables
     if (!found)
         return;
