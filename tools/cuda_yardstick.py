@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's attention in bf16 at the shapes of opcheck --bench, for comparison with its numbers.
+"""PyTorch's attention and products in bf16 at the shapes of opcheck --bench, for comparison.
 
-    cuda_yardstick.py [all|decode|prefill] [CEILING]      CEILING: TB/s, as opcheck measured it
+    cuda_yardstick.py [all|decode|prefill|matmul] [CEILING]    CEILING: TB/s, as opcheck measured it
 
+Products are x @ w.T, which is cuBLASLt or cuBLAS, whichever PyTorch takes. Attention is
 scaled_dot_product_attention with the cuDNN backend (enable_gqa) and with the flash backend. Cases
 that this machine's PyTorch does not support are skipped, with the reason. As in bench.c: medians of
 five timings of several repetitions, which walk over copies of K and V, so that they come from
@@ -16,6 +17,7 @@ HEADS, KV_HEADS, DIM = 32, 8, 128
 COLD_BYTES, COPIES_MAX = 1 << 30, 128
 DECODE = [(1, 1024), (1, 8192), (1, 131072), (8, 32768), (32, 8192), (64, 32768)]
 NEW, CACHED = 2048, 32768
+INPUTS, OUTPUTS, ROWS = 4096, (4096, 14336), (1, 2, 8, 16, 64, 256, 2048)
 
 
 def median_us(torch, call, repetitions):
@@ -120,10 +122,36 @@ def prefill(torch, attend, backends):
                     lambda: row(backend, wide[0], wide[1], masked, seen))
 
 
+def matmul(torch, ceiling):
+    print("\nPyTorch, products, outputs x inputs; bytes of the weights, of 16 bits")
+    print(f"{'':13} {'rows':>5} {'us':>9} {'TB/s':>7} {'% ceiling':>9} {'TFLOP/s':>8}")
+    for outputs in OUTPUTS:
+        size = 2 * outputs * INPUTS
+        copies = COLD_BYTES // size + 1
+        w = torch.randn(copies, outputs, INPUTS, dtype=torch.bfloat16, device="cuda")
+        for rows in ROWS:
+            x = torch.randn(rows, INPUTS, dtype=torch.bfloat16, device="cuda")
+            attempt(f"{outputs:5} x {INPUTS:5} {rows:5}",
+                    lambda: matmul_row(torch, x, w, size, ceiling))
+
+
+def matmul_row(torch, x, w, size, ceiling):
+    y = torch.empty(x.shape[0], w.shape[1], dtype=x.dtype, device=x.device)
+
+    def call(i):
+        torch.mm(x, w[i % len(w)].T, out=y)
+
+    call(0)
+    torch.cuda.synchronize()
+    us = min(median_us(torch, call, 64), graph_us(torch, call, 64) or 1e9)
+    reached = f"{100 * size / us * 1e-6 / ceiling:9.1f}" if ceiling > 0 else f"{'-':>9}"
+    return f"{us:9.2f} {size / us * 1e-6:7.2f} {reached} {2e-6 * y.numel() * INPUTS / us:8.1f}"
+
+
 def main():
     part = sys.argv[1] if len(sys.argv) > 1 else "all"
     ceiling = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
-    if part not in ("all", "decode", "prefill"):
+    if part not in ("all", "decode", "prefill", "matmul"):
         sys.exit(__doc__)
     try:
         import torch
@@ -150,6 +178,8 @@ def main():
             decode(torch, attend, backends, ceiling)
         if part in ("all", "prefill"):
             prefill(torch, attend, backends)
+        if part in ("all", "matmul"):
+            matmul(torch, ceiling)
 
 
 main()

@@ -58,15 +58,39 @@ sources_hash() {
         hash_of
 }
 
+# Sets `dependencies`: FILE and the headers that it includes, and so on.
+declare -A includes
+find_dependencies() { # FILE
+    local f name dir queue=("$1")
+    local -A seen=()
+    dependencies=()
+    while [ ${#queue[@]} -gt 0 ]; do
+        f=${queue[0]}
+        queue=("${queue[@]:1}")
+        [ -z "${seen[$f]:-}" ] || continue
+        seen[$f]=1
+        dependencies+=("$f")
+        [ "${includes[$f]+known}" ] ||
+            includes[$f]=$(sed -n 's/^# *include "\([^"]*\)".*/\1/p' "$f")
+        for name in ${includes[$f]}; do
+            for dir in include src tests/opcheck tests/support "$(dirname "$f")"; do
+                if [ -f "$dir/$name" ]; then
+                    queue+=("$dir/$name")
+                    break
+                fi
+            done
+        done
+    done
+}
+
 # compile FOLDER [DEFINITION]: builds missing objects and the program. With DEFINITION, files that
 # mention it are compiled with it, and the program is opcheck-DEFINITION.
 compile() {
-    local dir=$1 define=${2:-} arch headers f key object flags compiler objects=() commands=()
+    local dir=$1 define=${2:-} arch f key object flags compiler objects=() commands=()
     arch=${ARCH:-$(gpu compute_cap | tr -d .)}
     arch=${arch:-90}
     [ "$arch" != 90 ] || arch=90a # wgmma, setmaxnreg (prefill.cu)
     mkdir -p "$dir"
-    headers=$(cat "${header_files[@]}" | hash_of)
     for f in "${c_files[@]}" "${ref_files[@]}" "${cuda_files[@]}"; do
         compiler=$CC flags=$c_flags
         case $f in
@@ -77,7 +101,8 @@ compile() {
             ;;
         src/backend/cpu/ref/*) flags="$c_flags -O3" ;;
         esac
-        key=$({ echo "$compiler $flags $headers $f" && cat "$f"; } | hash_of)
+        find_dependencies "$f"
+        key=$({ echo "$compiler $flags $f" && cat "${dependencies[@]}"; } | hash_of)
         object=$dir/$(echo "$f" | tr / _)-$key.o
         objects+=("$object")
         [ -f "$object" ] ||
@@ -147,7 +172,7 @@ do_bench() {
     "$program" --device=cuda --bench="$part" | tee "$work/bench.txt" || status=$?
     ceiling=$(sed -n 's/^read ceiling: \([0-9.]*\) TB.*/\1/p' "$work/bench.txt")
     case $part in
-    all | decode | prefill)
+    all | decode | prefill | matmul)
         echo
         python3 tools/cuda_yardstick.py "$part" "${ceiling:-0}" || say "the yardstick: exit $?"
         ;;
