@@ -24,7 +24,7 @@ enum {
 static const uint32_t ROWS[] = {1, 2, 9, ROWS_MAX};
 enum { ROW_COUNTS = sizeof ROWS / sizeof *ROWS };
 
-static void begin(int act_bits) {
+static void begin_beside(int act_bits, int reference_bits) {
     const struct backend_limits limits = {.rows = ROWS_MAX,
                                           .seqs = 1,
                                           .dim = DIM_MAX,
@@ -35,7 +35,10 @@ static void begin(int act_bits) {
                                           .pages = 4,
                                           .groups = 1,
                                           .group = {{HEADS, HEADS, HEAD_DIM, false}}};
-    device_begin(&limits, act_bits);
+    device_begin_beside(&limits, act_bits, reference_bits);
+}
+static void begin(int act_bits) {
+    begin_beside(act_bits, act_bits);
 }
 
 /* ---- the same floats on both ----------------------------------------------------------------- */
@@ -344,6 +347,14 @@ static void check_embed(void) {
     family_end();
 }
 
+/* Whether the device multiplies a matrix by f16 (cuda/halves.cuh), from activations of `act_bits`:
+ * then its results are near those of 16-bit activations. */
+static bool by_f16(const struct weight *w, int act_bits) {
+    const bool four_bits = w->type == WEIGHT_Q4_0 || w->type == WEIGHT_Q4_1 ||
+                           (w->type == WEIGHT_AFFINE4 && w->scalar != SCALAR_F32);
+    return choice->halves_near > 0 && act_bits == 8 && four_bits;
+}
+
 /* Up to MATMULS_MAX matrices of one input. */
 static void product_case(enum weight_type type, uint32_t rows, uint32_t wide, int act_bits) {
     static const uint32_t OUTPUTS[MATMULS_MAX] = {70, 1, 33, 128};
@@ -355,8 +366,9 @@ static void product_case(enum weight_type type, uint32_t rows, uint32_t wide, in
     const uint32_t count = 1 + random_below(MATMULS_MAX);
     const struct weight shape = shape_of(type, OUTPUTS[0], wide);
     const uint32_t k = shape.k;
+    const double near = by_f16(&shape, act_bits) ? choice->halves_near : choice->weights_near;
     case_begin("%u rows of %u, %u matrices", rows, k, count);
-    begin(act_bits);
+    begin_beside(act_bits, by_f16(&shape, act_bits) ? 16 : act_bits);
     struct both x = random_both((size_t)rows * k);
     for (uint32_t i = 0; i < count; i++) {
         struct both b = random_both(OUTPUTS[i]);
@@ -371,7 +383,7 @@ static void product_case(enum weight_type type, uint32_t rows, uint32_t wide, in
     op_matmul(device, x.device, rows, w[1], bias[1], y[1], count);
     spoil(y[1], sizeof y[1]);
     for (uint32_t i = 0; i < count; i++) {
-        const float *got = compare(&out[i], rows, choice->weights_near);
+        const float *got = compare(&out[i], rows, near);
         const uint32_t row = random_below(rows), n = OUTPUTS[i];
         float *alone = device_buffer(n * sizeof *alone);
         op_matmul(device, x.device + (size_t)row * k, 1, &w[1][i], &bias[1][i], &alone, 1);
@@ -392,6 +404,50 @@ static void check_product(void) {
                 product_case(type, ROWS[j], KS[(i + j) % 3], act_bits);
             family_end();
         }
+    }
+}
+
+/* By f16: every kernel, which the rows and the outputs choose, and inputs of several runs. */
+static void halves_case(enum weight_type type, uint32_t rows, uint32_t n, uint32_t k) {
+    const float *const no_bias = NULL;
+    struct weight shape;
+    do
+        shape = shape_of(type, n, k);
+    while (!by_f16(&shape, 8));
+    const struct backend_limits limits = {.rows = rows,
+                                          .seqs = 1,
+                                          .dim = n > shape.k ? n : shape.k,
+                                          .head_dim = HEAD_DIM,
+                                          .pages = 1,
+                                          .groups = 1,
+                                          .group = {{1, 1, HEAD_DIM, false}}};
+    case_begin("%u rows, %u x %u", rows, n, shape.k);
+    device_begin_beside(&limits, 8, 16);
+    struct matrix m = matrix_make(&shape, n);
+    struct both x = random_both((size_t)rows * shape.k), y = output((size_t)rows * n);
+    op_matmul(reference, x.host, rows, &m.reference, &no_bias, &y.host, 1);
+    op_matmul(device, x.device, rows, &m.device, &no_bias, &y.device, 1);
+    const float *got = compare(&y, rows, choice->halves_near);
+    float *alone = device_buffer(n * sizeof *alone);
+    for (uint32_t row = 0; row < rows; row += 1 + rows / 4) {
+        op_matmul(device, x.device + (size_t)row * shape.k, 1, &m.device, &no_bias, &alone, 1);
+        same_bits(alone, got + (size_t)row * n, n, "a row alone");
+    }
+    matrix_drop(&m);
+}
+
+static void check_halves(void) {
+    static const enum weight_type TYPES[] = {WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_AFFINE4};
+    static const uint32_t SHAPES[][3] = {{1, 70, 1120},    {2, 33, 2080},    {3, 200, 544},
+                                         {8, 130, 1120},   {16, 130, 1120},  {16, 17000, 96},
+                                         {40, 200, 2080},  {64, 70, 96},     {65, 70, 1120},
+                                         {40, 25700, 160}, {130, 11400, 576}};
+    for (uint32_t i = 0; choice->halves_near > 0 && i < sizeof TYPES / sizeof *TYPES; i++) {
+        if (!family_begin("matmul by f16", "%s", weight_traits_of(TYPES[i])->name))
+            continue;
+        for (uint32_t j = 0; j < sizeof SHAPES / sizeof *SHAPES; j++)
+            halves_case(TYPES[i], SHAPES[j][0], SHAPES[j][1], SHAPES[j][2]);
+        family_end();
     }
 }
 
@@ -522,5 +578,6 @@ void check_rows(void) {
     check_moves();
     check_embed();
     check_product();
+    check_halves();
     check_experts();
 }

@@ -128,8 +128,12 @@ static void find_devices(void) {
     }
 #endif
 #ifdef KVASIR_CUDA
-    device_add(&(struct device_choice){
-        .name = "cuda", .cuda = true, .rows_near = 2e-5, .weights_near = 1e-2, .pages_near = 3e-2});
+    device_add(&(struct device_choice){.name = "cuda",
+                                       .cuda = true,
+                                       .rows_near = 2e-5,
+                                       .weights_near = 1e-2,
+                                       .halves_near = 1e-3,
+                                       .pages_near = 3e-2});
 #endif
 }
 

@@ -63,6 +63,7 @@ struct device_choice {
     int threads;         /* of it */
     double rows_near;    /* tolerance of sums in float32 */
     double weights_near; /* and of what is made with rounded activations */
+    double halves_near;  /* of 4-bit matrices by f16, from activations of 16 bits; 0: not by f16 */
     double pages_near;   /* of attention, between this backend's arithmetic and the reference's */
 };
 extern const struct device_choice *choice;
@@ -72,6 +73,8 @@ void device_choose(const struct device_choice *c);
 /* A new device and a new reference, made for these limits: ends the last ones and the case's
  * buffers. */
 void device_begin(const struct backend_limits *limits, int act_bits);
+/* The same with a reference of other activations. */
+void device_begin_beside(const struct backend_limits *limits, int act_bits, int reference_bits);
 /* Gives both back. */
 void device_end(void);
 /* The first error of the device ends the program. */

@@ -296,10 +296,14 @@ void device_end(void) {
 }
 
 void device_begin(const struct backend_limits *limits, int act_bits) {
+    device_begin_beside(limits, act_bits, act_bits);
+}
+
+void device_begin_beside(const struct backend_limits *limits, int act_bits, int reference_bits) {
     kvasir_error err = {0};
     device_end();
     device_create(act_bits);
-    cpu_create(&reference, CPU_TIER_REF, 1, act_bits);
+    cpu_create(&reference, CPU_TIER_REF, 1, reference_bits);
     must(backend_reserve(device, limits, &err), &err, "reserve");
     must(backend_reserve(reference, limits, &err), &err, "reserve of the reference");
 }

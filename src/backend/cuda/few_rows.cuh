@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// few_rows.cuh: products of one or two rows with 4-bit matrices (HALVES) and activations of 8
-// bits. The time is that of reading the matrix, so reading never stops, and nothing is launched for
-// the sake of the input: every block makes and rounds the rows for itself.
+// few_rows.cuh: products of 1 to 16 rows with 4-bit matrices (halves.cuh). The time is that of
+// reading the matrix, so reading never stops. For one or two rows nothing is launched for the sake
+// of the input: every block makes and rounds the rows for itself. More are rounded before.
 //
 //     a block      tiles b, b + blocks, b + 2 blocks, ...   of 16 outputs, one after the other
 //     its warps    runs w, w + W, ... of each tile
@@ -9,8 +9,9 @@
 //                  copies. A lane copies the codes that it multiplies itself, so that only scales
 //                  need the warp to meet
 //
-//     inputs       x, or rms_norm's result: a warp rounds the runs that it multiplies
-//                  -> codes [pair][row][q] 16 bytes, sides [pair][block][row] scale and a
+//     inputs       halves [pair][row][q] 32 bytes: lane q's inputs of each instruction; units [run]
+//                  [row]. Made of x, or of what rms_norm makes of it, by the warp that multiplies
+//                  them; or in scratch, of 8 or 16 rows
 //     part [2][warp][row][output] -> total -> y       sums of runs, added in order; of two
 //                                                     matrices also gated(y0) * y1
 //
@@ -18,10 +19,13 @@
 // operations run.
 #pragma once
 
-#include "backend/cuda/pack.cuh"
+#include <type_traits>
+
+#include "backend/cuda/halves.cuh"
 
 // FIXED: of shared memory that is not the ring or the inputs, at most.
-enum { FEW_SLOTS = 2, FEW_ROWS = 2, FEW_INPUT_BYTES = 64 << 10, FEW_FIXED_BYTES = 4 << 10 };
+enum { FEW_SLOTS = 2, FEW_INPUT_BYTES = 32 << 10, FEW_FIXED_BYTES = 24 << 10 };
+enum { FEW_ROWS = 8, OWN_ROWS = 2 }; // of a column tile; that a block rounds for itself
 
 __device__ __forceinline__ void copy_16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -84,21 +88,27 @@ template <class F>
 __device__ __forceinline__ void fill_slot(const product_args &a, run_place p, uint32_t tiles,
                                           run_slot<F> &slot) {
     const uint32_t lane = threadIdx.x % 32;
-    if (p.tile < tiles && p.run * RUN_PAIRS < a.part[0].w.pairs) {
+    if (p.tile < tiles) {
         const tile_place place = place_of_tile(a, p.tile);
         const weight_view &v = place.part.w;
-        const size_t tile = place.tile;
         const uint32_t pairs = min((uint32_t)RUN_PAIRS, v.pairs - p.run * RUN_PAIRS);
         const uint4 *codes =
-            (const uint4 *)v.codes + (tile * v.pairs + p.run * RUN_PAIRS) * 32 + lane;
+            (const uint4 *)v.codes + halves_codes(v, place.tile, p.run * RUN_PAIRS) + lane;
         const uint32_t to = smem_at(&slot.codes[0][lane]);
+        const auto copy = [&](uint32_t i) {
+            copy_16(to + i * 512, codes + i * (COLUMN_TILES * 32));
+        };
+        if (pairs == RUN_PAIRS) {
 #pragma unroll
-        for (uint32_t i = 0; i < RUN_PAIRS; i++)
-            if (i < pairs)
-                copy_16(to + i * 512, codes + i * 32);
+            for (uint32_t i = 0; i < RUN_PAIRS; i++)
+                copy(i);
+        } else {
+            for (uint32_t i = 0; i < pairs; i++)
+                copy(i);
+        }
         const uint32_t quad = lane / 8;
-        const size_t at = (tile * v.quads + p.run * F::QUADS) * 8 + lane;
         if (quad < F::QUADS && p.run * F::QUADS + quad < v.quads) {
+            const size_t at = halves_scalars(v, place.tile, p.run * F::QUADS + quad) + lane % 8;
             copy_16(smem_at(&slot.scales[0][lane]), (const uint4 *)v.scales + at);
             if (F::BIASED)
                 copy_16(smem_at(&slot.biases[0][lane]), (const uint4 *)v.biases + at);
@@ -109,43 +119,43 @@ __device__ __forceinline__ void fill_slot(const product_args &a, run_place p, ui
 
 // ---- inputs ----------------------------------------------------------------------------------
 
-// The rounded rows in shared memory.
+// The rounded rows: of ROWS, of which the last may not exist.
 struct few_inputs {
-    uint4 *codes;
-    float2 *sides;
-    uint32_t rows;
+    uint4 *halves;
+    float *units;
+    uint32_t rows; // ROWS
 };
-constexpr uint32_t FEW_PAIR_BYTES = 4 * sizeof(uint4) + 2 * sizeof(float2); // of a row
-
-__device__ __forceinline__ void put_four(const few_inputs &in, uint32_t row, uint32_t four,
-                                         const rounded_four &v) {
-    const uint32_t pair = four / 16, block = four / 8 % 2, j = four % 8;
-    ((uint32_t *)&in.codes[(pair * in.rows + row) * 4 + j % 4])[2 * block + j / 4] = v.high;
-    if (j == 0)
-        in.sides[(pair * 2 + block) * in.rows + row] = make_float2(v.scale, __uint_as_float(v.a));
+HD inline few_inputs few_inputs_at(void *at, uint32_t pairs, uint32_t rows) {
+    uint4 *halves = (uint4 *)at;
+    return {halves, (float *)(halves + (size_t)pairs * rows * 8), rows};
+}
+// Of four `four` of a run: where its words are, in pieces of 8 bytes.
+HD inline size_t few_words(uint32_t pair, uint32_t rows, uint32_t row, uint32_t four) {
+    return (((size_t)pair * rows + row) * 4 + four % 4) * 4 + four / 4 % 4;
+}
+constexpr uint32_t few_input_bytes(uint32_t pairs, uint32_t rows) {
+    return rows * (pairs * PAIR * 2 + (pairs + RUN_PAIRS - 1) / RUN_PAIRS * 4);
 }
 
 // The runs that this warp multiplies, of all rows. four_of(row, of_row(row), i): four inputs.
 template <class Row, class From>
-__device__ __forceinline__ void round_runs(const few_inputs &in, const weight_view &v, bool affine,
-                                           Row of_row, From four_of) {
-    enum { FOURS = RUN / 4 / 32 }; // of a lane
+__device__ __forceinline__ void round_runs(const few_inputs &in, const weight_view &v, Row of_row,
+                                           From four_of) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     for (uint32_t run = warp; run * RUN_PAIRS < v.pairs; run += warps)
         for (uint32_t row = 0; row < in.rows; row++) {
             const float known = of_row(row);
-            float4 x[FOURS];
+            const half_run x = round_half_run([&](uint32_t four) {
+                const uint32_t i = run * RUN + four * 4;
+                return i < v.k ? four_of(row, known, i) : make_float4(0, 0, 0, 0);
+            });
+            if (lane == 0)
+                in.units[run * in.rows + row] = x.unit;
 #pragma unroll
-            for (uint32_t j = 0; j < FOURS; j++) {
-                const uint32_t i = run * RUN + (j * 32 + lane) * 4;
-                x[j] = i < v.k ? four_of(row, known, i) : make_float4(0, 0, 0, 0);
-            }
-#pragma unroll
-            for (uint32_t j = 0; j < FOURS; j++) {
-                const uint32_t four = run * RUN / 4 + j * 32 + lane;
-                const rounded_four rounded = round_four<8>(x[j], affine);
-                if (four < v.pairs * (PAIR / 4))
-                    put_four(in, row, four, rounded);
+            for (uint32_t j = 0; j < RUN / 4 / 32; j++) {
+                const uint32_t four = j * 32 + lane, pair = run * RUN_PAIRS + four / 16;
+                if (pair < v.pairs)
+                    ((uint2 *)in.halves)[few_words(pair, in.rows, row, four)] = x.words[j];
             }
         }
     __syncwarp();
@@ -168,25 +178,27 @@ __device__ __forceinline__ void square_rows(const rms_norm_op &norm, uint32_t ro
     __syncthreads();
 }
 
-// Inputs from memory, or from rms_norm's operands, whose result the first block writes as well.
+// Inputs from scratch, from memory, or from rms_norm's operands, whose result the first block
+// writes as well.
+struct few_rounded {
+    few_inputs in;
+};
 struct few_rows_of {
     packed_rows rows;
-    __device__ __forceinline__ void round(const few_inputs &in, const weight_view &v,
-                                          bool affine) const {
+    __device__ __forceinline__ void round(const few_inputs &in, const weight_view &v) const {
         round_runs(
-            in, v, affine, [](uint32_t) { return 0.0f; },
+            in, v, [](uint32_t) { return 0.0f; },
             [&](uint32_t row, float, uint32_t i) { return rows.four_at(row, i); });
     }
 };
 struct few_norms {
     rms_norm_op norm;
-    __device__ __forceinline__ void round(const few_inputs &in, const weight_view &v,
-                                          bool affine) const {
-        __shared__ float part[FEW_ROWS][NORM_THREADS / WARP];
+    __device__ __forceinline__ void round(const few_inputs &in, const weight_view &v) const {
+        __shared__ float part[OWN_ROWS][NORM_THREADS / WARP];
         square_rows(norm, in.rows, part);
         const bool one = norm.dim <= NORM_WARP_DIMS;
         round_runs(
-            in, v, affine,
+            in, v,
             [&](uint32_t row) {
                 float sum = one ? part[row][0] : 0;
 #pragma unroll
@@ -205,110 +217,57 @@ struct few_norms {
 
 // ---- the product -----------------------------------------------------------------------------
 
-// What a lane has of four pairs of a row, `first` and on: the codes of block lane / 4; scales and
-// sums of blocks 2q and 2q + 1. Zeros of pairs that are not there.
-struct block_columns {
-    uint2 x;
-    float2 side[2];
-};
-__device__ __forceinline__ block_columns columns_of(const few_inputs &in, uint32_t row,
-                                                    uint32_t first, uint32_t pairs) {
-    const uint32_t lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
-    const uint32_t own = first + r / 2, sided = first + q;
-    block_columns c = {};
-    if (own < pairs)
-        c.x = ((const uint2 *)&in.codes[(own * in.rows + row) * 4 + q])[r % 2];
-#pragma unroll
-    for (uint32_t h = 0; h < 2; h++)
-        if (sided < pairs)
-            c.side[h] = in.sides[(sided * 2 + h) * in.rows + row];
-    return c;
-}
+// Of column tiles of 8 rows: columns 2q and 2q + 1, output r, then output r + 8; with fewer rows
+// than columns, column c has row c % ROWS.
+template <int ROWS> using few_sums = float[(ROWS + FEW_ROWS - 1) / FEW_ROWS][4];
 
-// acc[i], of outputs r and r + 8, in all four lanes of an output: the blocks of pairs [first, first
-// + 4) are added, by the lane that has them.
-template <class F>
-__device__ __forceinline__ void add_blocks(const block_columns &c, const int (&dot)[4],
-                                           const float2 (&d)[2], const float2 (&m)[2],
-                                           uint32_t lane_of_pair, float (&acc)[2]) {
-    float sum0 = acc[0], sum1 = acc[1];
+// The first `pairs` pairs of a run out of its slot. x: of this lane's first column.
+template <class F, int ROWS, bool ALL>
+__device__ __forceinline__ void add_slot(const uint4 *x, uint32_t pairs, const run_slot<F> &slot,
+                                         few_sums<ROWS> &sums) {
+    const uint32_t lane = threadIdx.x % 32, r = lane / 4;
+    const auto scalar = [&](const uint4(*of)[8], uint32_t g) {
+        return ((const uint32_t *)&of[g / 4][r])[g % 4];
+    };
 #pragma unroll
-    for (uint32_t h = 0; h < 2; h++) {
-        const float s = c.side[h].x, a = c.side[h].y;
-        sum0 = fmaf(d[h].x * s, (float)dot[h], sum0);
-        sum1 = fmaf(d[h].y * s, (float)dot[2 + h], sum1);
-        if (F::BIASED) {
-            sum0 = fmaf(m[h].x, a, sum0);
-            sum1 = fmaf(m[h].y, a, sum1);
-        }
-    }
-    acc[0] = __shfl_sync(~0u, sum0, lane_of_pair, 4);
-    acc[1] = __shfl_sync(~0u, sum1, lane_of_pair, 4);
-}
-
-// A run's sums out of the slot. The columns of the instructions are not rows, of which there are
-// too few, but blocks of inputs: column c has block c of the row, and zeros in the instructions of
-// other blocks. After eight of them a lane has the dots of blocks 2q and 2q + 1, and the four lanes
-// of an output add theirs one after the other, in the order of the blocks.
-//
-//     instruction i:   w of block i  x  | 0 .. x of block i .. 0 |        dot [output][block]
-template <class F, int ROWS>
-__device__ __forceinline__ void add_slot(const weight_view &v, const few_inputs &in, uint32_t run,
-                                         const run_slot<F> &slot, float (&acc)[ROWS][2]) {
-    const uint32_t lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
-    const uint32_t pairs = min((uint32_t)RUN_PAIRS, v.pairs - run * RUN_PAIRS);
-    const few_inputs here = {in.codes + run * RUN_PAIRS * ROWS * 4,
-                             in.sides + run * RUN_PAIRS * ROWS * 2, ROWS};
-#pragma unroll
-    for (uint32_t first = 0; first < RUN_PAIRS; first += 4) {
-        if (first >= pairs)
+    for (uint32_t p = 0; p < RUN_PAIRS; p++) {
+        if (!ALL && p >= pairs)
             break;
-        block_columns c[ROWS];
-        int dot[ROWS][4];
+        uint32_t w[4][4];
+        const auto group = [&](uint32_t h) { return (p * 2 + h) * BLOCK / F::GROUP_SIZE; };
+        weights_of_pair<F>(
+            slot.codes[p][lane], [&](uint32_t h) { return scalar(slot.scales, group(h)); },
+            [&](uint32_t h) { return F::BIASED ? scalar(slot.biases, group(h)) : 0; }, w);
 #pragma unroll
-        for (int row = 0; row < ROWS; row++) {
-            c[row] = columns_of(here, row, first, pairs);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                dot[row][i] = F::BIASED ? 0 : __float_as_int(c[row].side[i % 2].y);
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < 8; i++) {
-            if (first + i / 2 >= pairs)
-                break;
-            const uint2 words = ((const uint2 *)&slot.codes[first + i / 2][lane])[i % 2];
-            uint32_t w[4];
-            spread_nibbles(words.x, words.y, w);
-#pragma unroll
-            for (int row = 0; row < ROWS; row++)
-                mma_u8s8(dot[row], w, r == i ? c[row].x.x : 0, r == i ? c[row].x.y : 0);
-        }
-        float2 d[2], m[2] = {};
-#pragma unroll
-        for (uint32_t h = 0; h < 2; h++) {
-            const uint32_t g = ((first + q) * 2 + h) * BLOCK / F::GROUP_SIZE;
-            d[h] =
-                two_scalars(((const uint32_t *)&slot.scales[g / 4][r])[g % 4], F::BIASED && v.bf16);
-            if (F::BIASED)
-                m[h] = two_scalars(((const uint32_t *)&slot.biases[g / 4][r])[g % 4], v.bf16);
-        }
-#pragma unroll
-        for (uint32_t t = 0; t < 4; t++) {
-            if (first + t >= pairs)
-                break;
-#pragma unroll
-            for (int row = 0; row < ROWS; row++)
-                add_blocks<F>(c[row], dot[row], d, m, t, acc[row]);
+        for (uint32_t c = 0; c < sizeof sums / sizeof *sums; c++) {
+            const uint4 *at = x + (p * ROWS + c * FEW_ROWS) * 8;
+            const uint4 x0 = at[0], x1 = at[1];
+            mma_half<false>(sums[c], w[0], x0.x, x0.y);
+            mma_half<false>(sums[c], w[1], x0.z, x0.w);
+            mma_half<false>(sums[c], w[2], x1.x, x1.y);
+            mma_half<false>(sums[c], w[3], x1.z, x1.w);
         }
     }
+}
+template <class F, int ROWS>
+__device__ __forceinline__ void add_run(const weight_view &v, const few_inputs &in, uint32_t run,
+                                        const run_slot<F> &slot, few_sums<ROWS> &sums) {
+    const uint32_t column = threadIdx.x % 32 / 4 % ROWS, q = threadIdx.x % 4;
+    const uint32_t pairs = min((uint32_t)RUN_PAIRS, v.pairs - run * RUN_PAIRS);
+    const uint4 *x = in.halves + ((size_t)run * RUN_PAIRS * ROWS + column) * 8 + q * 2;
+    if (pairs == RUN_PAIRS)
+        add_slot<F, ROWS, true>(x, pairs, slot, sums);
+    else
+        add_slot<F, ROWS, false>(x, pairs, slot, sums);
 }
 
 // Adds the sums of `count` runs; they begin and end those of an output. Each thread has its own
 // outputs, here and in `total`, where those of a gate stay until the other factor is there.
+template <int ROWS>
 __device__ __forceinline__ void add_runs(const product_args &a, const tile_place &place,
                                          uint32_t count, bool begins, bool ends,
-                                         const float (&part)[WARPS_MAX][FEW_ROWS * PART_STRIDE],
-                                         float (&total)[2][FEW_ROWS * TILE_OUTPUTS]) {
+                                         const float (&part)[WARPS_MAX][ROWS * PART_STRIDE],
+                                         float (&total)[2][ROWS * TILE_OUTPUTS]) {
     const product_part &p = place.part;
     const uint32_t side = a.gated && &p == &a.part[1];
     for (uint32_t i = threadIdx.x; i < a.rows * TILE_OUTPUTS; i += blockDim.x) {
@@ -322,37 +281,43 @@ __device__ __forceinline__ void add_runs(const product_args &a, const tile_place
         total[side][i] = sum;
         const size_t at = (size_t)row * p.w.n + j;
         if (ends && (!a.gated || p.y != a.gated))
-            put_output(p, at, j, sum);
-        if (ends && side) {
-            const float *gate_bias = a.part[0].bias;
-            const float gate = gate_bias ? total[0][i] + gate_bias[j] : total[0][i];
-            a.gated[at] = gate_value(a.gate, gate, p.bias ? sum + p.bias[j] : sum);
-        }
+            put_output(p, at, j, sum_of_runs(sum));
+        if (ends && side)
+            a.gated[at] = gate_value(a.gate, output_of(a.part[0], j, sum_of_runs(total[0][i])),
+                                     output_of(p, j, sum_of_runs(sum)));
     }
 }
 
-// a.rows is ROWS. grid: blocks that take the launch's tiles in turn.
+// a.rows is ROWS, or at most that where they come from scratch. grid: blocks that take the launch's
+// tiles in turn.
 template <class F, class From, int ROWS>
 __global__ void __launch_bounds__(WARPS_MAX * 32, 2)
     few_kernel(const __grid_constant__ product_args a, const From from, uint32_t tiles) {
-    extern __shared__ __align__(16) uint8_t memory[]; // [warp][FEW_SLOTS] | codes | sides
-    __shared__ float part[2][WARPS_MAX][FEW_ROWS * PART_STRIDE];
-    __shared__ float total[2][FEW_ROWS * TILE_OUTPUTS];
+    constexpr bool ROUNDED = std::is_same<From, few_rounded>::value;
+    extern __shared__ __align__(16) uint8_t memory[]; // [warp][FEW_SLOTS] | halves | units
+    __shared__ float part[2][WARPS_MAX][ROWS * PART_STRIDE];
+    __shared__ float total[2][ROWS * TILE_OUTPUTS];
     kernel_comes();
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const weight_view &shape = a.part[0].w; // k and the form are those of all parts
     const uint32_t runs = blocks_of(shape.pairs, RUN_PAIRS);
     run_slot<F> *ring = (run_slot<F> *)memory + warp * FEW_SLOTS;
-    uint4 *codes = (uint4 *)((run_slot<F> *)memory + warps * FEW_SLOTS);
-    const few_inputs in = {codes, (float2 *)(codes + shape.pairs * a.rows * 4), a.rows};
     run_place coming = {first_tile(a), warp}, here = coming;
-#pragma unroll
-    for (int i = 0; i < FEW_SLOTS; i++) {
-        fill_slot(a, coming, tiles, ring[i]);
+    const auto fill = [&](run_slot<F> &to) {
+        fill_slot(a, coming, tiles, to);
         coming = next_run(a, coming, runs, warps);
-    }
+    };
+#pragma unroll
+    for (int i = 0; i < FEW_SLOTS; i++)
+        fill(ring[i]);
     kernel_waits();
-    from.round(in, shape, F::BIASED);
+    few_inputs in;
+    if constexpr (ROUNDED) {
+        in = from.in;
+    } else {
+        in = few_inputs_at((run_slot<F> *)memory + warps * FEW_SLOTS, shape.pairs, ROWS);
+        from.round(in, shape);
+    }
     uint32_t slot = 0, side = 0;
     for (uint32_t tile = first_tile(a); tile < tiles; tile = next_tile(a, tile)) {
         const tile_place place = place_of_tile(a, tile);
@@ -361,24 +326,27 @@ __global__ void __launch_bounds__(WARPS_MAX * 32, 2)
             if (first + warp < end) {
                 copies_wait<FEW_SLOTS - 1>();
                 __syncwarp(); // scales were copied by other lanes
-                float acc[ROWS][2] = {};
-                add_slot<F, ROWS>(place.part.w, in, here.run, ring[slot], acc);
+                few_sums<ROWS> sums = {};
+                add_run<F, ROWS>(shape, in, here.run, ring[slot], sums);
 #pragma unroll
-                for (int row = 0; row < ROWS; row++)
-                    if (lane % 4 == 0) {
-                        part[side][warp][row * PART_STRIDE + lane / 4] = acc[row][0];
-                        part[side][warp][row * PART_STRIDE + 8 + lane / 4] = acc[row][1];
-                    }
+                for (uint32_t i = 0; i < 2 * (sizeof sums / sizeof *sums); i++) {
+                    const uint32_t row = i / 2 * FEW_ROWS + lane % 4 * 2 + i % 2;
+                    if (row >= ROWS)
+                        continue;
+                    const float unit = in.units[here.run * ROWS + row];
+                    float *to = &part[side][warp][row * PART_STRIDE + lane / 4];
+                    to[0] = sum_of_run(sums[i / 2][i % 2], unit);
+                    to[8] = sum_of_run(sums[i / 2][2 + i % 2], unit);
+                }
                 __syncwarp();
-                fill_slot(a, coming, tiles, ring[slot]);
+                fill(ring[slot]);
                 slot = (slot + 1) % FEW_SLOTS;
                 here = next_run(a, here, runs, warps);
-                coming = next_run(a, coming, runs, warps);
             }
             // The other side of `part` is written next: by warps that have come past the meeting
             // after this one, when this side was read.
             __syncthreads();
-            add_runs(a, place, end - first, first == 0, end == runs, part[side], total);
+            add_runs<ROWS>(a, place, end - first, first == 0, end == runs, part[side], total);
         }
     }
     copies_wait<0>();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // internal.cuh: what the .cu files share: the backend, and a step's tables as kernels see them.
 //
-//     backend.cu     the table, life, scratch          product.cu, weights.cu  matrices;
-//                                                      few_rows.cuh, many_rows.cuh, pack.cuh
+//     backend.cu     the table, life, scratch          product.cu, weights.cu  matrices
+//                                                      halves.cu    4-bit ones by f16: few_rows.cuh,
+//                                                                   many_rows.cuh
 //     memory.cu      buffers, arenas                   encode.cu    K and V into pages of the
 //     step.cu        the tables of a step                           common formats, or by way of
 //     attention.cu   chooses between these three:      plain_encode.cu      of any format
@@ -15,7 +16,7 @@
 //     clock.cu       for opcheck (graph.h)
 //
 // A file calls those below it only: error; memory, decode, prefill; centre, step, weights, rows;
-// product; plain_attention, plain_encode; encode, attention, recurrent, experts, clock; record;
+// halves; product; plain_attention, plain_encode; encode, attention, recurrent, experts, clock; record;
 // backend. Two calls go up: memory.cu's to step_submit, and graphs_drop.
 //
 // All kernels are compiled without contraction (-fmad=false): a*b+c is two roundings, fmaf() one.
@@ -201,8 +202,11 @@ struct cuda_backend {
     int sm_count;
     bool overlaps; // kernels were compiled to wait for the one before (kernel_waits)
     uint32_t shared_per_block, shared_per_sm, shared_reserved; // bytes; reserved: of each block
-    backend_limits limits;                                     // seqs is settled
-    uint32_t prefill_rows;                                     // of cuda_prefill_rows, settled
+    // clusters of so many blocks that are on the device together, of a kernel of halves.cu; 0: not
+    // asked yet
+    uint16_t clusters[2][4][9];
+    backend_limits limits; // seqs is settled
+    uint32_t prefill_rows; // of cuda_prefill_rows, settled
     bool reserved, capturing;
     // tables, and after them a step's host arrays: the same bytes pinned on the host and on the
     // device

@@ -1,326 +1,419 @@
 // SPDX-License-Identifier: Apache-2.0
-// many_rows.cuh: products of more rows than a column tile with 4-bit matrices (HALVES) and
-// activations of 8 bits. The time is that of the instructions around the tensor cores' integers, so
-// each load serves as many of them as fit the registers:
+// many_rows.cuh: products of any number of rows with 4-bit matrices (halves.cuh), by warp groups:
+// weights become f16 in registers, and the inputs come from shared memory (wgmma.cuh).
 //
-//     a warp    32 outputs x 32 rows: 2 x 4 tiles of 16 x 8
-//     a block   WM x WN of these, and WK teams of warps that take the runs in turn
-//     a stage   256 inputs of a team's outputs and rows in shared memory, half a run; the next one
-//               is copied while a warp multiplies
+//     a warp group  64 outputs x N rows, the tile of 16 outputs of each of its warps
+//     a block       WM warp groups of the same rows, and a warp that copies
+//     a stage       128 inputs of the block's outputs and rows in shared memory: a ring of them,
+//                   each with a barrier for its bytes and one for the warps that have used it
+//     a cluster     blocks of the same outputs and rows that take the runs in turn, where the
+//                   outputs are too few for the device. Before compute capability 9.0 it is a block
 //
-//     WK 1: a warp adds the sums of its runs itself, in registers
-//     else: sums [team][row][output] -> total -> y       a run of each team at a time, in order
-//
-// An integer of a tensor core becomes a float without a conversion: the instruction starts from the
-// bits of 1.5 * 2^23, so that its result, up to 2^22 either way, reads as that float plus the
-// integer. Subtracting it is exact. For Q4_0 what is subtracted contains the 8 * (sum of codes).
+//     scratch       halves [N rows][pair][8][row][8]   f16: the elements 8 i .. 8 i + 7 of a pair's
+//                                                      four instructions
+//                   units  [N rows][run][row]
+//     alone:        a warp group adds the sums of its runs itself, in registers
+//     in a cluster: sums [row][output] of a run of each block, then each block adds its share of
+//                   them to total, in order
 #pragma once
 
-#include "backend/cuda/few_rows.cuh" // copies
+#include "backend/cuda/copies.cuh"
+#include "backend/cuda/halves.cuh"
+#include "backend/cuda/wgmma.cuh"
 
-enum { STAGE_PAIRS = RUN_PAIRS / 2, STAGES = 2, WARP_OUTPUTS = 32, WARP_ROWS = 32 };
-constexpr int INTEGER_BITS = 0x4b400000; // of 1.5 * 2^23
-
-__device__ __forceinline__ void mma_u8s8_from(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                              uint32_t b1, int c) {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-                 "{%8,%9}, {%10,%10,%10,%10};"
-                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c));
-}
-
-// The threads of a team meet.
-template <int THREADS> __device__ __forceinline__ void team_meets(uint32_t team) {
-    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(THREADS) : "memory");
-}
-
-template <class F, int WM, int WN> struct many_stage {
-    static constexpr int OUTPUT_TILES = 2 * WM, ROW_TILES = 4 * WN;
-    static constexpr int QUADS = F::QUADS > 1 ? F::QUADS / 2 : 1;
-    uint4 codes[OUTPUT_TILES][STAGE_PAIRS][32];
-    uint4 scales[OUTPUT_TILES][QUADS][8], biases[F::BIASED ? OUTPUT_TILES : 1][QUADS][8];
-    uint4 act[ROW_TILES][STAGE_PAIRS][32], sides[ROW_TILES][STAGE_PAIRS][8];
+enum {
+    GROUP_OUTPUTS = 64,                   // of a warp group
+    GROUP_THREADS = 128,                  // likewise
+    STAGE_PAIRS = 2,                      // of inputs
+    RUN_STAGES = RUN_PAIRS / STAGE_PAIRS, // of a run
+    STAGES_MIN = 3,                       // in shared memory
+    STAGES_MAX = 4,
+    CLUSTER_MAX = 8 // blocks
 };
 
-// What a team copies and multiplies.
+struct half_act {
+    const uint4 *halves;
+    const float *units;
+};
+// `together`: N of the kernel.
+HD inline half_act half_act_at(void *scratch, uint32_t rows, uint32_t pairs, uint32_t together) {
+    const size_t blocks = (rows + together - 1) / together;
+    const uint4 *halves = (const uint4 *)scratch;
+    return {halves, (const float *)(halves + blocks * pairs * 8 * together)};
+}
+
+template <class F, int N, int WM> struct many_stage {
+    static constexpr int COLUMNS = 4 * WM / COLUMN_TILES; // of 8 tiles
+    static_assert(WM % 2 == 0, "whole columns");
+    static_assert(STAGE_PAIRS * PAIR / F::GROUP_SIZE <= 4, "the groups of a stage are of one quad");
+    uint4 rows[STAGE_PAIRS][8][N];
+    uint4 codes[COLUMNS][STAGE_PAIRS][COLUMN_TILES][32];
+    uint4 scales[F::BIASED ? 2 : 1][COLUMNS][COLUMN_TILES][8]; // and biases
+    float units[N];
+};
+
+// What a block copies and multiplies.
 struct many_place {
-    const weight_view *w;
-    act_view act;
-    uint32_t output_tile, output_tiles; // the block's first one; of the matrix
-    uint32_t row_tile, row_tiles;       // likewise of x
+    const uint8_t *codes, *scales, *biases; // of its first column
+    const uint4 *halves;                    // of its rows
+    const float *units;                     // likewise
+    uint32_t columns;                       // that exist
+    uint32_t pairs, quads, runs;            // of the matrix
 };
 
-// `count` pieces of 16 bytes, by a team: piece i from from(i), NULL: none.
-template <int THREADS, class From>
-__device__ __forceinline__ void copy_pieces(uint4 *to, uint32_t count, uint32_t thread, From from) {
-    for (uint32_t i = thread; i < count; i += THREADS) {
-        const uint4 *p = from(i);
-        if (p)
-            copy_16(smem_at(to + i), p);
+// ---- copies ---------------------------------------------------------------------------------
+
+// Whether a lane takes part in copies.
+__device__ __forceinline__ bool starts_copies() {
+#if BULK_COPIES
+    return copies_bulk();
+#else
+    return true;
+#endif
+}
+// Into a stage. Bulk copies are started by one lane, others by all of a warp.
+__device__ __forceinline__ void copy_into(void *to, const void *from, uint32_t bytes,
+                                          uint32_t bar) {
+#if BULK_COPIES
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
+    copy_bulk(smem_at(to), (const uint8_t *)from, bytes, bar);
+#else
+    copy_lanes(smem_at(to), (const uint8_t *)from, bytes);
+#endif
+}
+__device__ __forceinline__ void copies_into_end(uint32_t bar) {
+#if BULK_COPIES
+    barrier_arrive(bar);
+#else
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+#endif
+}
+
+// The weights of stage s, inputs 128 s and on.
+template <class F, int N, int WM>
+__device__ __forceinline__ void copy_weights(const many_place &m, uint32_t s, uint32_t bar,
+                                             many_stage<F, N, WM> &stage) {
+    constexpr uint32_t CODES = COLUMN_TILES * 512,
+                       SCALARS = COLUMN_TILES * 128; // bytes of a column
+    const uint32_t pair0 = s * STAGE_PAIRS, pairs = min(m.pairs - pair0, (uint32_t)STAGE_PAIRS);
+    const uint32_t quad = s * STAGE_PAIRS * PAIR / F::GROUP_SIZE / 4;
+    for (uint32_t i = 0; i < m.columns; i++) {
+        const size_t at = ((size_t)i * m.quads + quad) * SCALARS;
+        copy_into(stage.codes[i], m.codes + ((size_t)i * m.pairs + pair0) * CODES, pairs * CODES,
+                  bar);
+        copy_into(stage.scales[0][i], m.scales + at, SCALARS, bar);
+        if (F::BIASED)
+            copy_into(stage.scales[F::BIASED][i], m.biases + at, SCALARS, bar);
     }
 }
 
-// Stage s of the inputs: 2 * run, or the second half of it.
-template <class F, int WM, int WN, int THREADS>
-__device__ __forceinline__ void fill_stage(const many_place &m, uint32_t s, uint32_t thread,
-                                           many_stage<F, WM, WN> &stage) {
-    using Stage = many_stage<F, WM, WN>;
-    const weight_view &v = *m.w;
-    const uint32_t pair0 = s * STAGE_PAIRS, quad0 = s * F::QUADS / 2;
-    copy_pieces<THREADS>(&stage.codes[0][0][0], Stage::OUTPUT_TILES * STAGE_PAIRS * 32, thread,
-                         [&](uint32_t i) -> const uint4 * {
-                             const uint32_t tile = m.output_tile + i / (STAGE_PAIRS * 32),
-                                            pair = pair0 + i / 32 % STAGE_PAIRS;
-                             return tile < m.output_tiles && pair < v.pairs
-                                        ? (const uint4 *)v.codes +
-                                              ((size_t)tile * v.pairs + pair) * 32 + i % 32
-                                        : nullptr;
-                         });
-    const auto scalars = [&](const uint8_t *from, uint4 *to) {
-        copy_pieces<THREADS>(
-            to, Stage::OUTPUT_TILES * Stage::QUADS * 8, thread, [&](uint32_t i) -> const uint4 * {
-                const uint32_t tile = m.output_tile + i / (Stage::QUADS * 8),
-                               quad = quad0 + i / 8 % Stage::QUADS;
-                return tile < m.output_tiles && quad < v.quads
-                           ? (const uint4 *)from + ((size_t)tile * v.quads + quad) * 8 + i % 8
-                           : nullptr;
-            });
-    };
-    scalars(v.scales, &stage.scales[0][0][0]);
-    if (F::BIASED)
-        scalars(v.biases, &stage.biases[0][0][0]);
-    const auto act_place = [&](uint32_t tile, uint32_t pair) {
-        return (size_t)(m.row_tile + tile) * v.pairs + pair0 + pair;
-    };
-    const auto exists = [&](uint32_t tile, uint32_t pair) {
-        return m.row_tile + tile < m.row_tiles && pair0 + pair < v.pairs;
-    };
-    copy_pieces<THREADS>(
-        &stage.act[0][0][0], Stage::ROW_TILES * STAGE_PAIRS * 32, thread,
-        [&](uint32_t i) -> const uint4 * {
-            const uint32_t tile = i / (STAGE_PAIRS * 32), pair = i / 32 % STAGE_PAIRS;
-            return exists(tile, pair) ? m.act.codes + act_place(tile, pair) * 32 + i % 32 : nullptr;
-        });
-    copy_pieces<THREADS>(
-        &stage.sides[0][0][0], Stage::ROW_TILES * STAGE_PAIRS * 8, thread,
-        [&](uint32_t i) -> const uint4 * {
-            const uint32_t tile = i / (STAGE_PAIRS * 8), pair = i / 8 % STAGE_PAIRS;
-            return exists(tile, pair) ? m.act.sides + act_place(tile, pair) * 8 + i % 8 : nullptr;
-        });
+// Its inputs and their units.
+template <class F, int N, int WM>
+__device__ __forceinline__ void copy_rows(const many_place &m, uint32_t s, uint32_t bar,
+                                          many_stage<F, N, WM> &stage) {
+    const uint32_t pair0 = s * STAGE_PAIRS, pairs = min(m.pairs - pair0, (uint32_t)STAGE_PAIRS);
+    copy_into(stage.rows, m.halves + (size_t)pair0 * 8 * N, pairs * (8 * N * 16), bar);
+    copy_into(stage.units, m.units + s / RUN_STAGES * N, N * sizeof(float), bar);
 }
 
-// The two 16 x 8 tiles of a block of inputs that share columns. The float operations are those of
-// add_block_8 (product.cuh).
-template <bool AFFINE>
-__device__ __forceinline__ void add_two_tiles(const uint32_t (&w0)[4], const uint32_t (&w1)[4],
-                                              uint32_t b0, uint32_t b1, uint4 side,
-                                              const float2 (&d)[2], const float2 (&m)[2],
-                                              float (&acc0)[4], float (&acc1)[4]) {
-    int dot[2][4];
-    mma_u8s8_from(dot[0], w0, b0, b1, INTEGER_BITS);
-    mma_u8s8_from(dot[1], w1, b0, b1, INTEGER_BITS);
-    const float s0 = __uint_as_float(side.x), s1 = __uint_as_float(side.y);
-    const float zero0 = __int_as_float(AFFINE ? INTEGER_BITS : INTEGER_BITS - (int)side.z);
-    const float zero1 = __int_as_float(AFFINE ? INTEGER_BITS : INTEGER_BITS - (int)side.w);
-#pragma unroll
-    for (int t = 0; t < 2; t++) {
-        float(&acc)[4] = t ? acc1 : acc0;
-        acc[0] = fmaf(d[t].x * s0, __int_as_float(dot[t][0]) - zero0, acc[0]);
-        acc[1] = fmaf(d[t].x * s1, __int_as_float(dot[t][1]) - zero1, acc[1]);
-        acc[2] = fmaf(d[t].y * s0, __int_as_float(dot[t][2]) - zero0, acc[2]);
-        acc[3] = fmaf(d[t].y * s1, __int_as_float(dot[t][3]) - zero1, acc[3]);
-        if (AFFINE) {
-            const float a0 = __uint_as_float(side.z), a1 = __uint_as_float(side.w);
-            acc[0] = fmaf(m[t].x, a0, acc[0]);
-            acc[1] = fmaf(m[t].x, a1, acc[1]);
-            acc[2] = fmaf(m[t].y, a0, acc[2]);
-            acc[3] = fmaf(m[t].y, a1, acc[3]);
-        }
-    }
+// ---- the warps that multiply -----------------------------------------------------------------
+
+// The weights of pair p of stage s, of a warp's tile.
+template <class F, int N, int WM>
+__device__ __forceinline__ void stage_weights(const many_stage<F, N, WM> &stage, uint32_t s,
+                                              uint32_t p, uint32_t tile, uint32_t (&w)[4][4]) {
+    const uint32_t lane = threadIdx.x % 32, r = lane / 4;
+    const uint32_t column = tile / COLUMN_TILES, in_column = tile % COLUMN_TILES;
+    const uint32_t *scales = (const uint32_t *)&stage.scales[0][column][in_column][r];
+    const uint32_t *biases = (const uint32_t *)&stage.scales[F::BIASED][column][in_column][r];
+    const uint32_t group0 = s * STAGE_PAIRS * PAIR / F::GROUP_SIZE % 4;
+    const auto group = [&](uint32_t h) { return group0 + (p * 2 + h) * BLOCK / F::GROUP_SIZE; };
+    weights_of_pair<F>(
+        stage.codes[column][p][in_column][lane], [&](uint32_t h) { return scales[group(h)]; },
+        [&](uint32_t h) { return F::BIASED ? biases[group(h)] : 0; }, w);
 }
 
-// Sums of a warp's 32 x 32 outputs: of two output tiles, four row tiles.
-typedef float many_sums[2][4][4];
-
-template <class F, int WM, int WN>
-__device__ __forceinline__ void add_stage(const many_stage<F, WM, WN> &stage, bool bf16,
-                                          uint32_t half, uint32_t pairs, uint32_t row_tiles,
-                                          uint32_t wm, uint32_t wn, many_sums &acc) {
-    const uint32_t lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
-#pragma unroll 2
-    for (uint32_t p = 0; p < pairs; p++) {
-        uint32_t w[2][2][4]; // [block][output tile]
-        float2 d[2][2], m[2][2] = {};
-        const uint32_t group0 = half * STAGE_PAIRS * PAIR / F::GROUP_SIZE % 4; // of the first quad
-#pragma unroll
-        for (uint32_t t = 0; t < 2; t++) {
-            const uint4 codes = stage.codes[2 * wm + t][p][lane];
-            spread_nibbles(codes.x, codes.y, w[0][t]);
-            spread_nibbles(codes.z, codes.w, w[1][t]);
-#pragma unroll
-            for (uint32_t h = 0; h < 2; h++) {
-                const uint32_t g = group0 + (p * 2 + h) * BLOCK / F::GROUP_SIZE;
-                d[h][t] =
-                    two_scalars(((const uint32_t *)&stage.scales[2 * wm + t][g / 4][r])[g % 4],
-                                F::BIASED && bf16);
-                if (F::BIASED)
-                    m[h][t] = two_scalars(
-                        ((const uint32_t *)&stage.biases[2 * wm + t][g / 4][r])[g % 4], bf16);
-            }
-        }
-#pragma unroll
-        for (uint32_t n = 0; n < 4; n++) {
-            if (4 * wn + n >= row_tiles)
-                break;
-            const uint4 b = stage.act[4 * wn + n][p][lane];
-            add_two_tiles<F::BIASED>(w[0][0], w[0][1], b.x, b.y, stage.sides[4 * wn + n][p][q],
-                                     d[0], m[0], acc[0][n], acc[1][n]);
-            add_two_tiles<F::BIASED>(w[1][0], w[1][1], b.z, b.w, stage.sides[4 * wn + n][p][4 + q],
-                                     d[1], m[1], acc[0][n], acc[1][n]);
-        }
-    }
-}
-
-// fn(output, row, t, n, i) for each of a lane's sums [t][n][i]; output and row in the block's tile.
-template <class Fn> __device__ __forceinline__ void each_sum(uint32_t wm, uint32_t wn, Fn fn) {
+// fn(row, output, j, i) for each of a lane's sums [j][i]; output in the block's.
+template <int N, class Fn> __device__ __forceinline__ void each_sum(uint32_t tile, Fn fn) {
     const uint32_t r = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll
-    for (uint32_t t = 0; t < 2; t++)
+    for (uint32_t j = 0; j < N / 8; j++)
 #pragma unroll
-        for (uint32_t n = 0; n < 4; n++)
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++)
-                fn(wm * WARP_OUTPUTS + t * 16 + r + i / 2 * 8,
-                   wn * WARP_ROWS + n * 8 + 2 * q + i % 2, t, n, i);
+        for (uint32_t i = 0; i < 4; i++)
+            fn(j * 8 + 2 * q + i % 2, tile * TILE_OUTPUTS + r + i / 2 * 8, j, i);
 }
 
-// A team's stages of the runs team, team + WK, ... in turn; ends(acc) after each run.
-template <class F, int WM, int WN, int WK> struct many_team {
-    static constexpr int THREADS = WM * WN * 32;
-    many_place place;
-    many_stage<F, WM, WN> *stages; // [STAGES], of the team
-    uint32_t team, thread, wm, wn, next, filled;
+// ---- the ring --------------------------------------------------------------------------------
 
-    // The next stage of the team's, and one group of copies for it; an empty one at the end.
-    __device__ __forceinline__ void fill() {
-        const uint32_t stage_count = blocks_of(place.w->pairs, STAGE_PAIRS);
-        if (next < stage_count)
-            fill_stage<F, WM, WN, THREADS>(place, next, thread, stages[filled % STAGES]);
-        copies_end();
-        filled++;
-        next = next % 2 == 0 ? next + 1 : next + 2 * WK - 1;
+// The stages of the runs rank, rank + ranks, ... in turn, which both sides go through: the warp
+// that copies and those that multiply.
+template <class F, int N, int WM> struct many_ring {
+    using Stage = many_stage<F, N, WM>;
+    static constexpr uint32_t WARPS = 4 * WM; // that multiply
+    Stage *stages;
+    uint32_t full, used; // addresses of barriers, 8 bytes each
+    uint32_t count;      // of stages
+    uint32_t rank, ranks;
+    uint32_t at, phase; // the next one, and how often the ring went round
+
+    __device__ __forceinline__ void init() const {
+        for (uint32_t i = 0; i < count; i++) {
+            barrier_init(full + 8 * i, COPY_ARRIVALS);
+            barrier_init(used + 8 * i, WARPS);
+        }
+        barriers_ready();
     }
-    // Run `run`, which is the team's next one, into acc.
-    __device__ __forceinline__ void add_run(uint32_t run, many_sums &acc) {
-        const uint32_t row_tiles = place.row_tiles - place.row_tile;
+    __device__ __forceinline__ void next() {
+        if (++at == count) {
+            at = 0;
+            phase ^= 1;
+        }
+    }
+    __device__ __forceinline__ uint32_t after(uint32_t s) const {
+        return s % RUN_STAGES == RUN_STAGES - 1 ? s + 1 + (ranks - 1) * RUN_STAGES : s + 1;
+    }
+    __device__ __forceinline__ static uint32_t stages_of(const many_place &m) {
+        return (m.pairs + STAGE_PAIRS - 1) / STAGE_PAIRS;
+    }
+    // Copies all stages of this block. Weights of the first ones are there before this kernel's
+    // inputs.
+    __device__ __forceinline__ void fill(const many_place &m) {
+        uint32_t s = rank * RUN_STAGES;
+        for (uint32_t i = 0; i < count && s < stages_of(m); i++, s = after(s))
+            copy_weights(m, s, full + 8 * i, stages[i]);
+        kernel_waits();
+        uint32_t begun = 0;
+        for (s = rank * RUN_STAGES; s < stages_of(m); s = after(s), next(), begun++) {
+            const uint32_t bar = full + 8 * at;
+            if (begun >= count) {
+                barrier_wait(used + 8 * at, phase ^ 1);
+                copy_weights(m, s, bar, stages[at]);
+            }
+            copy_rows(m, s, bar, stages[at]);
+            copies_into_end(bar);
+        }
+    }
+    __device__ __forceinline__ void arrive(uint32_t place) const {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            barrier_arrive(used + 8 * place);
+    }
+    // Run `run`, which is the block's next one, into sums, times its units.
+    __device__ __forceinline__ void add_run(const many_place &m, uint32_t run, uint32_t tile,
+                                            Sums<N> &sums) {
+        const uint32_t end = min((run + 1) * RUN_STAGES, stages_of(m));
 #pragma unroll 1
-        for (uint32_t half = 0; half < 2; half++) {
-            const uint32_t pair0 = (2 * run + half) * STAGE_PAIRS;
-            fill();
-            copies_wait<STAGES - 1>();
-            team_meets<THREADS>(team);
-            if (pair0 < place.w->pairs)
-                add_stage<F, WM, WN>(stages[(filled - STAGES) % STAGES], place.w->bf16, half,
-                                     min(place.w->pairs - pair0, (uint32_t)STAGE_PAIRS), row_tiles,
-                                     wm, wn, acc);
-            team_meets<THREADS>(team); // before the stage is filled again
+        for (uint32_t s = run * RUN_STAGES; s < end; s++, next()) {
+            const Stage &stage = stages[at];
+            barrier_wait(full + 8 * at, phase);
+#pragma unroll
+            for (uint32_t p = 0; p < STAGE_PAIRS; p++) {
+                if (s * STAGE_PAIRS + p >= m.pairs)
+                    break;
+                uint32_t w[4][4];
+                stage_weights(stage, s, p, tile, w);
+                values_begin<false, N>(sums, w, smem_at(stage.rows[p]));
+                products_end(sums, w);
+            }
+            if (s + 1 == end)
+                each_sum<N>(0, [&](uint32_t row, uint32_t, uint32_t j, uint32_t i) {
+                    sums[j][i] = sum_of_run(sums[j][i], stage.units[row]);
+                });
+            arrive(at);
         }
     }
 };
 
-// Which outputs and rows a block makes.
-template <class F, int WM, int WN, int WK>
-__device__ __forceinline__ const product_part &
-many_begins(const product_args &a, many_team<F, WM, WN, WK> &team, uint8_t *memory) {
-    using Stage = many_stage<F, WM, WN>;
-    const product_part &p = part_of_tile(a, blockIdx.y);
-    const uint32_t warp = threadIdx.x / 32;
-    team.team = warp / (WM * WN);
-    team.wm = warp % WM;
-    team.wn = warp / WM % WN;
-    team.thread = threadIdx.x % (WM * WN * 32);
-    team.stages = (Stage *)memory + team.team * STAGES;
-    team.place = {&p.w,
-                  a.act,
-                  (blockIdx.y - p.first) * Stage::OUTPUT_TILES,
-                  blocks_of(p.w.n, TILE_OUTPUTS),
-                  blockIdx.x * Stage::ROW_TILES,
-                  blocks_of(a.rows, tile_rows<8>)};
-    team.next = 2 * team.team;
-    team.filled = 0;
-    for (int i = 1; i < STAGES; i++)
-        team.fill();
-    return p;
+// ---- clusters --------------------------------------------------------------------------------
+
+__device__ __forceinline__ void cluster_meets() {
+#if BULK_COPIES
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+// The same barrier of block `rank`.
+__device__ __forceinline__ void arrive_at(uint32_t bar, uint32_t rank) {
+#if BULK_COPIES
+    asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a];\n}" ::"r"(bar),
+                 "r"(rank)
+                 : "memory");
+#endif
+}
+// Waits for all blocks of the cluster.
+__device__ __forceinline__ void cluster_wait(uint32_t bar, uint32_t phase) {
+#if BULK_COPIES
+    asm volatile("{\n.reg .pred p;\nWAIT_%=: mbarrier.try_wait.parity.acquire.cluster.shared::cta."
+                 "b64 p, [%0], %1;\n@p bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(bar),
+                 "r"(phase)
+                 : "memory");
+#endif
+}
+// Four floats at `at` in the shared memory of block `rank`.
+__device__ __forceinline__ float4 load_of(uint32_t at, uint32_t rank) {
+    float4 v;
+#if BULK_COPIES
+    asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [a];\n}"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at), "r"(rank)
+                 : "memory");
+#else
+    v = make_float4(0, 0, 0, 0); // there are no clusters
+#endif
+    return v;
 }
 
-// grid: [32 WN rows][32 WM outputs, of one matrix after the other]: blocks that share weights are
-// neighbours. a.part[].first counts in blocks.
-template <class F, int WM, int WN, int WK>
-__global__ void __launch_bounds__(WM *WN *WK * 32, WK == 1 ? 2 : 1)
-    many_kernel(const __grid_constant__ product_args a) {
-    constexpr uint32_t OUTPUTS = WM * WARP_OUTPUTS, ROWS = WN * WARP_ROWS,
-                       THREADS = WM * WN * WK * 32;
-    constexpr uint32_t PITCH = OUTPUTS + 4, EACH = OUTPUTS * ROWS / THREADS;
-    extern __shared__ __align__(16) uint8_t memory[];
-    kernel_begins();
-    many_team<F, WM, WN, WK> team;
-    const product_part &p = many_begins<F, WM, WN, WK>(a, team, memory);
-    const uint32_t runs = blocks_of(p.w.pairs, RUN_PAIRS);
-    const uint32_t output0 = team.place.output_tile * TILE_OUTPUTS, row0 = blockIdx.x * ROWS;
-    const auto put = [&](uint32_t output, uint32_t row, float sum) {
-        if (output0 + output < p.w.n && row0 + row < a.rows)
-            put_output(p, (size_t)(row0 + row) * p.w.n + output0 + output, output0 + output, sum);
-    };
-    if constexpr (WK == 1) {
-        many_sums total = {};
-        for (uint32_t run = 0; run < runs; run++) {
-            many_sums acc = {};
-            team.add_run(run, acc);
-            each_sum(team.wm, team.wn, [&](uint32_t, uint32_t, uint32_t t, uint32_t n, uint32_t i) {
-                total[t][n][i] += acc[t][n][i];
-            });
+// ---- the kernel ------------------------------------------------------------------------------
+
+// The outputs of part p that a block makes, and their sums.
+template <class F, int N, int WM> struct many_block {
+    static constexpr uint32_t OUTPUTS = WM * GROUP_OUTPUTS, PITCH = OUTPUTS + 4;
+    const product_part &p;
+    many_place m;
+    many_ring<F, N, WM> ring;
+    uint32_t output0, row0, rows;
+    float *sums;          // of a run, in a cluster: [N][PITCH]
+    uint32_t ready, read; // barriers of a cluster: all have written their sums; have read these
+
+    __device__ __forceinline__ void put(uint32_t row, uint32_t output, float sum) const {
+        if (output0 + output < p.w.n && row0 + row < rows)
+            put_output(p, (size_t)(row0 + row) * p.w.n + output0 + output, output0 + output,
+                       sum_of_runs(sum));
+    }
+    static constexpr uint32_t THREADS = WM * GROUP_THREADS; // that multiply
+
+    __device__ __forceinline__ void multiply_alone(uint32_t tile) {
+        Sums<N> total = {};
+        for (uint32_t run = 0; run < m.runs; run++) {
+            Sums<N> now = {};
+            ring.add_run(m, run, tile, now);
+            each_sum<N>(
+                0, [&](uint32_t, uint32_t, uint32_t j, uint32_t i) { total[j][i] += now[j][i]; });
         }
-        each_sum(team.wm, team.wn,
-                 [&](uint32_t output, uint32_t row, uint32_t t, uint32_t n, uint32_t i) {
-                     put(output, row, total[t][n][i]);
-                 });
-    } else {
-        using Stage = many_stage<F, WM, WN>;
-        static_assert(sizeof(Stage) >= ROWS * PITCH * sizeof(float), "sums fit a stage");
-        // A team's sums are in the stage that it multiplied last. All teams have filled as many, or
-        // two fewer.
-        const auto part = [&](uint32_t of) {
-            return (float *)((Stage *)memory + of * STAGES + team.filled % STAGES);
-        };
-        float total[EACH] = {};
-        for (uint32_t first = 0; first < runs; first += WK) {
-            if (first + team.team < runs) {
-                many_sums acc = {};
-                team.add_run(first + team.team, acc);
-                each_sum(team.wm, team.wn,
-                         [&](uint32_t output, uint32_t row, uint32_t t, uint32_t n, uint32_t i) {
-                             part(team.team)[row * PITCH + output] = acc[t][n][i];
-                         });
+        each_sum<N>(tile, [&](uint32_t row, uint32_t output, uint32_t j, uint32_t i) {
+            put(row, output, total[j][i]);
+        });
+    }
+    // These threads meet, then the block arrives at a barrier of each block of the cluster.
+    __device__ __forceinline__ void tell(uint32_t bar) const {
+        asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+        if (threadIdx.x < ring.ranks)
+            arrive_at(bar, threadIdx.x);
+    }
+    // Of fours [row][output / 4] of the block's sums, a thread of this block adds every
+    // ranks * THREADS-th.
+    __device__ __forceinline__ void multiply_together(uint32_t tile) {
+        constexpr uint32_t FOURS = N * OUTPUTS / 4, EACH = (FOURS / 2 + THREADS - 1) / THREADS;
+        float4 total[EACH] = {};
+        uint32_t phase = 0;
+        for (uint32_t first = 0; first < m.runs; first += ring.ranks, phase ^= 1) {
+            if (first > 0)
+                cluster_wait(read, phase ^ 1);
+            if (first + ring.rank < m.runs) {
+                Sums<N> now = {};
+                ring.add_run(m, first + ring.rank, tile, now);
+                each_sum<N>(tile, [&](uint32_t row, uint32_t output, uint32_t j, uint32_t i) {
+                    sums[row * PITCH + output] = now[j][i];
+                });
             }
-            __syncthreads();
-            const uint32_t count = min(runs - first, (uint32_t)WK);
+            tell(ready);
+            cluster_wait(ready, phase);
+            const uint32_t count = min(m.runs - first, ring.ranks);
 #pragma unroll
             for (uint32_t i = 0; i < EACH; i++) {
-                const uint32_t at = i * THREADS + threadIdx.x;
-                for (uint32_t k = 0; k < count; k++)
-                    total[i] += part(k)[at / OUTPUTS * PITCH + at % OUTPUTS];
+                const uint32_t four = (i * ring.ranks + ring.rank) * THREADS + threadIdx.x;
+                if (four >= FOURS)
+                    continue;
+                const uint32_t at =
+                    smem_at(sums + four / (OUTPUTS / 4) * PITCH + four % (OUTPUTS / 4) * 4);
+                float4 v[CLUSTER_MAX];
+#pragma unroll
+                for (uint32_t k = 0; k < CLUSTER_MAX; k++)
+                    if (k < count)
+                        v[k] = load_of(at, k);
+#pragma unroll
+                for (uint32_t k = 0; k < CLUSTER_MAX; k++)
+                    if (k < count) {
+                        total[i].x += v[k].x, total[i].y += v[k].y;
+                        total[i].z += v[k].z, total[i].w += v[k].w;
+                    }
             }
-            __syncthreads();
+            tell(read);
         }
+        cluster_wait(read, phase ^ 1); // before the block ends
 #pragma unroll
         for (uint32_t i = 0; i < EACH; i++) {
-            const uint32_t at = i * THREADS + threadIdx.x;
-            put(at % OUTPUTS, at / OUTPUTS, total[i]);
+            const uint32_t four = (i * ring.ranks + ring.rank) * THREADS + threadIdx.x;
+            if (four >= FOURS)
+                continue;
+            const uint32_t row = four / (OUTPUTS / 4), output = four % (OUTPUTS / 4) * 4;
+            put(row, output, total[i].x);
+            put(row, output + 1, total[i].y);
+            put(row, output + 2, total[i].z);
+            put(row, output + 3, total[i].w);
         }
     }
-    copies_wait<0>();
+};
+
+// Of a multiprocessor.
+template <int N, int WM> constexpr uint32_t blocks_together() {
+    return N < 128 && WM == 2 ? 2 : 1;
 }
 
-template <class F, int WM, int WN, int WK> constexpr size_t many_bytes() {
-    return WK * STAGES * sizeof(many_stage<F, WM, WN>);
+// grid: [ranks of a cluster, of N rows after the other][64 WM outputs, of one matrix after the
+// other]: blocks that share weights are neighbours. a.part[].first counts in 64 WM outputs.
+template <class F, int N, int WM>
+__global__ void __launch_bounds__(WM *GROUP_THREADS + 32, blocks_together<N, WM>())
+    many_kernel(const __grid_constant__ product_args a, const half_act act, uint32_t stages,
+                uint32_t ranks) {
+    extern __shared__ __align__(128) uint4 many_memory[]; // stages | sums
+    __shared__ __align__(8) uint64_t barriers[2 * STAGES_MAX + 2];
+    using Stage = many_stage<F, N, WM>;
+    kernel_comes();
+    const uint32_t warp = threadIdx.x / 32, rows_at = blockIdx.x / ranks;
+    const product_part &p = part_of_tile(a, blockIdx.y);
+    const weight_view &w = p.w;
+    const uint32_t column0 = (blockIdx.y - p.first) * Stage::COLUMNS,
+                   runs = blocks_of(w.pairs, RUN_PAIRS);
+    Stage *const ring = (Stage *)many_memory;
+    const size_t codes = halves_codes(w, column0 * COLUMN_TILES, 0) * 16,
+                 scalars = halves_scalars(w, column0 * COLUMN_TILES, 0) * 16;
+    many_block<F, N, WM> b = {
+        p,
+        {w.codes + codes, w.scales + scalars, F::BIASED ? w.biases + scalars : nullptr,
+         act.halves + (size_t)rows_at * w.pairs * 8 * N, act.units + (size_t)rows_at * runs * N,
+         min(blocks_of(w.n, COLUMN_TILES * TILE_OUTPUTS) - column0, (uint32_t)Stage::COLUMNS),
+         w.pairs, w.quads, runs},
+        {ring, smem_at(barriers), smem_at(barriers + STAGES_MAX), stages, blockIdx.x % ranks, ranks,
+         0, 0},
+        column0 * COLUMN_TILES * TILE_OUTPUTS,
+        rows_at * N,
+        a.rows,
+        (float *)(ring + stages),
+        smem_at(barriers + 2 * STAGES_MAX),
+        smem_at(barriers + 2 * STAGES_MAX + 1)};
+    if (threadIdx.x == 0) {
+        barrier_init(b.ready, ranks);
+        barrier_init(b.read, ranks);
+        b.ring.init();
+    }
+    __syncthreads();
+    if (ranks > 1)
+        cluster_meets();
+    if (warp == 4 * WM) {
+        if (starts_copies())
+            b.ring.fill(b.m);
+        return;
+    }
+    kernel_waits();
+    if (ranks > 1)
+        b.multiply_together(warp);
+    else
+        b.multiply_alone(warp);
+}
+
+template <class F, int N, int WM> constexpr size_t many_sums_bytes() {
+    return N * many_block<F, N, WM>::PITCH * sizeof(float);
 }

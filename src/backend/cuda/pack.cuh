@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// pack.cuh: activations become integers, as in act_pack_ref (cpu/ref/product.c), for the kernels
-// that put them into scratch (product.cu) and for the one that needs them itself (few_rows.cuh).
+// pack.cuh: rounding of activations. They become integers as in act_pack_ref (cpu/ref/product.c),
+// or 16-bit floats times a power of two. And where they come from.
 #pragma once
 
 #include "backend/cuda/gate.cuh"
@@ -9,6 +9,26 @@
 
 enum { CODE_MAX_8 = 127, CODE_MAX_16 = 16256 }; // ACT8_MAX, ACT16_MAX of cpu/kernels.h
 constexpr float TINY = 1e-30f;                  // ACT_TINY
+
+// As integers, magnitudes order like floats, with NaN above infinity.
+__device__ __forceinline__ uint32_t most_of_four(float4 v) {
+    return max(max(__float_as_uint(v.x) & 0x7fffffffu, __float_as_uint(v.y) & 0x7fffffffu),
+               max(__float_as_uint(v.z) & 0x7fffffffu, __float_as_uint(v.w) & 0x7fffffffu));
+}
+
+// 2^e and 2^-e of a run of inputs whose largest magnitude has these bits: 2^e <= it < 2^(e + 1), as
+// far as float32 can. What is not finite has a unit of NaN and no power: all is to be 0.
+struct run_unit {
+    float unit, power;
+};
+__device__ __forceinline__ run_unit unit_of_run(uint32_t most) {
+    if (most >= 0x7f800000u)
+        return {__uint_as_float(0x7fc00000u), 0};
+    if (most == 0)
+        return {1, 1};
+    const uint32_t e = min(max(most & 0x7f800000u, 1u << 23), 0x7e800000u);
+    return {__uint_as_float(e), __uint_as_float(0x7f000000u - e)};
+}
 
 // Four inputs of a lane as bytes: codes of 8 bits, or two planes; and what their block has.
 struct rounded_four {
@@ -20,9 +40,7 @@ struct rounded_four {
 // Eight lanes share a block of 32 inputs; whole warps call this.
 template <int BITS> __device__ __forceinline__ rounded_four round_four(float4 v, bool affine) {
     constexpr int CODE_MAX = BITS == 8 ? CODE_MAX_8 : CODE_MAX_16;
-    // As integers, magnitudes order like floats, with NaN above infinity.
-    uint32_t m = max(max(__float_as_uint(v.x) & 0x7fffffffu, __float_as_uint(v.y) & 0x7fffffffu),
-                     max(__float_as_uint(v.z) & 0x7fffffffu, __float_as_uint(v.w) & 0x7fffffffu));
+    uint32_t m = most_of_four(v);
 #pragma unroll
     for (int step = 1; step < 8; step *= 2)
         m = max(m, __shfl_xor_sync(~0u, m, step));
@@ -77,6 +95,10 @@ struct packed_gates {
                            gate_value(kind, g.z, u.z), gate_value(kind, g.w, u.w));
     }
 };
+
+inline packed_gates gates_of(const gate_mul_op &op, uint32_t k) {
+    return {(enum gate_kind)op.kind, op.gate, op.up, k};
+}
 
 // norm_value of four inputs of a row whose `inverse` is known.
 __device__ __forceinline__ float4 norm_four(const rms_norm_op &norm, const float *x, float inverse,

@@ -7,11 +7,10 @@
 //     k:     | run 0 | run 1 | ... | run W | ...          W warps
 //     warp     0       1             0                     -> part[run][row][output] -> y
 //
-// That is for three to eight rows, and for the forms and activations that the others lack:
-// few_rows.cuh has one or two rows, many_rows.cuh more than eight. The bits are the same.
+// 4-bit matrices and activations of 8 bits have kernels of their own: halves.cu.
 //
 // A first kernel rounds x into scratch. From compute capability 9.0 on, the product starts
-// before it ends, and HALVES have started to load weights when it waits for it.
+// before it ends.
 // Scratch (cuda_backend.act): product_scratch_bytes_cuda(max_rows, max_inputs).
 //
 // float32 matrices (SINGLES) are multiplied as they are: a warp makes an output of up to 8 rows,
@@ -30,8 +29,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backend/cuda/few_rows.cuh"
-#include "backend/cuda/many_rows.cuh"
+#include "backend/cuda/pack.cuh"
 
 namespace {
 
@@ -136,18 +134,10 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int step = 1; step < 32; step *= 2)
         m = max(m, __shfl_xor_sync(~0u, m, step));
-    float unit = 1, power = 1; // 2^e, 2^-e
-    if (!BF && m >= 0x7f800000u) {
-        unit = __uint_as_float(0x7fc00000u);
-        power = 0;
-    } else if (!BF && m != 0) {
-        const uint32_t e = min(max(m & 0x7f800000u, 1u << 23), 0x7e800000u);
-        unit = __uint_as_float(e);
-        power = __uint_as_float(0x7f000000u - e);
-    }
+    const run_unit u = BF ? run_unit{1, 1} : unit_of_run(m);
     const uint32_t runs_at = (row / 4 * runs + run) * 4 + row % 4;
     if (lane == 0)
-        ((float *)out.sides)[runs_at] = unit;
+        ((float *)out.sides)[runs_at] = u.unit;
     if (pair >= pairs)
         return;
     uint2 *words = (uint2 *)out.codes +
@@ -157,7 +147,7 @@ __global__ void __launch_bounds__(256)
         float high[4], low[4];
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            const float scaled = power == 0 ? 0.f : v[i / 2 * 8 + 2 * q + i % 2] * power;
+            const float scaled = u.power == 0 ? 0.f : v[i / 2 * 8 + 2 * q + i % 2] * u.power;
             high[i] = BF ? __bfloat162float(__float2bfloat16_rn(scaled))
                          : __half2float(__float2half_rn(scaled));
             low[i] = scaled - high[i];
@@ -319,37 +309,20 @@ template <class F> product_fn kernel_for(uint32_t rows, bool chosen) {
                         : product_kernel<F, CHUNK_ROWS / tile_rows<F::BITS>>;
 }
 
-struct many_choice {
-    product_fn kernel;
-    uint32_t outputs, rows, threads; // of a block
-    size_t bytes;                    // of shared memory
-};
-template <class F, int WM, int WN, int WK> many_choice many_of() {
-    return {many_kernel<F, WM, WN, WK>, WM * WARP_OUTPUTS, WN * WARP_ROWS, WM * WN * WK * 32,
-            many_bytes<F, WM, WN, WK>()};
-}
-// The largest blocks of which there are enough for the device. tiles: of 32 outputs.
-template <class F> many_choice many_for(uint32_t tiles, uint32_t rows, uint32_t sms) {
-    if (rows <= WARP_ROWS)
-        return tiles / 2 >= sms ? many_of<F, 2, 1, 4>() : many_of<F, 1, 1, 4>();
-    const uint32_t twos = blocks_of(rows, 2 * WARP_ROWS);
-    return tiles / 4 * twos >= 2 * sms ? many_of<F, 4, 2, 1>()
-           : tiles / 2 * twos >= sms   ? many_of<F, 2, 2, 2>()
-                                       : many_of<F, 1, 2, 4>();
-}
-many_choice many_for(const weight_view &w, uint32_t tiles, uint32_t rows, uint32_t sms) {
-    return !w.biased       ? many_for<Halves<32, false, 8>>(tiles, rows, sms)
-           : w.group == 32 ? many_for<Halves<32, true, 8>>(tiles, rows, sms)
-           : w.group == 64 ? many_for<Halves<64, true, 8>>(tiles, rows, sms)
-                           : many_for<Halves<128, true, 8>>(tiles, rows, sms);
+// Of activations of 8 bits, HALVES have these kernels for chosen matrices only.
+template <class F> product_fn halves_kernel_for(uint32_t rows, bool chosen) {
+    if constexpr (F::BITS == 8)
+        return chosen_kernel<F>;
+    else
+        return kernel_for<F>(rows, chosen);
 }
 
 template <int BITS> product_fn kernel_for(const weight_view &w, uint32_t rows, bool chosen) {
     if (w.form == HALVES)
-        return !w.biased       ? kernel_for<Halves<32, false, BITS>>(rows, chosen)
-               : w.group == 32 ? kernel_for<Halves<32, true, BITS>>(rows, chosen)
-               : w.group == 64 ? kernel_for<Halves<64, true, BITS>>(rows, chosen)
-                               : kernel_for<Halves<128, true, BITS>>(rows, chosen);
+        return !w.biased       ? halves_kernel_for<Halves<32, false, BITS>>(rows, chosen)
+               : w.group == 32 ? halves_kernel_for<Halves<32, true, BITS>>(rows, chosen)
+               : w.group == 64 ? halves_kernel_for<Halves<64, true, BITS>>(rows, chosen)
+                               : halves_kernel_for<Halves<128, true, BITS>>(rows, chosen);
     if (w.form == NIBBLES)
         return kernel_for<Codes<true, 32, true, BITS>>(rows, chosen);
     if (w.form == FLOATS)
@@ -360,10 +333,6 @@ template <int BITS> product_fn kernel_for(const weight_view &w, uint32_t rows, b
                         : kernel_for<Codes<false, 16, false, BITS>>(rows, chosen);
     return w.biased ? kernel_for<Codes<false, 32, true, BITS>>(rows, chosen)
                     : kernel_for<Codes<false, 32, false, BITS>>(rows, chosen);
-}
-
-packed_gates gates_of(const gate_mul_op &op, uint32_t k) {
-    return {(enum gate_kind)op.kind, op.gate, op.up, k};
 }
 
 template <int BITS>
@@ -401,108 +370,9 @@ act_view round_rows(cuda_backend *b, const float *x, uint32_t rows, const weight
     return act;
 }
 
-// Whole rounds of runs: 28 runs are 4 rounds of 7 warps, not 3 of 8 and a half.
-uint32_t product_threads(const weight_view &w) {
-    const uint32_t runs = blocks_of(w.pairs, RUN_PAIRS);
-    return 32 * blocks_of(runs, blocks_of(runs, WARPS_MAX));
-}
-
 void single_product(cuda_backend *b, const float *x, const product_args &a, uint32_t groups) {
     const uint32_t blocks = blocks_of(a.part[0].w.n, SINGLE_WARPS) * groups;
     cuda_ok(b, launch_early(b, single_kernel, dim3(blocks), SINGLE_WARPS * 32, 0, a, x));
-}
-
-// As many blocks as the device holds at a time; they take the tiles in turn.
-template <class F, class From, int ROWS>
-void few_launch(cuda_backend *b, const product_args &a, const From &from, uint32_t tiles) {
-    const weight_view &w = a.part[0].w;
-    const uint32_t warps = product_threads(w) / 32, ring = FEW_SLOTS * sizeof(run_slot<F>);
-    const uint32_t blocks =
-        std::min(a.gated ? tiles / 2 : tiles, 2 * b->sm_count * (WARPS_MAX / warps));
-    void (*kernel)(product_args, From, uint32_t) = few_kernel<F, From, ROWS>;
-    const uint32_t most = std::min<uint32_t>(WARPS_MAX * ring + FEW_INPUT_BYTES,
-                                             b->shared_per_block - FEW_FIXED_BYTES);
-    if (cuda_ok(b, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        (int)most)))
-        cuda_ok(b, launch_early(b, kernel, dim3(blocks), warps * 32,
-                                warps * ring + w.pairs * a.rows * FEW_PAIR_BYTES, a, from, tiles));
-}
-template <class F, class From>
-void few_launch(cuda_backend *b, const product_args &a, const From &from, uint32_t tiles) {
-    a.rows == 1 ? few_launch<F, From, 1>(b, a, from, tiles)
-                : few_launch<F, From, 2>(b, a, from, tiles);
-}
-
-template <class F>
-void few_from(cuda_backend *b, const float *x, const product_args &a, uint32_t tiles,
-              const rms_norm_op *norm) {
-    if (norm)
-        few_launch<F>(b, a, few_norms{*norm}, tiles);
-    else
-        few_launch<F>(b, a, few_rows_of{{x, a.part[0].w.k}}, tiles);
-}
-
-bool is_few(const cuda_backend *b, const weight_view &w, uint32_t rows) {
-    const size_t ring = FEW_SLOTS * sizeof(run_slot<Halves<32, true, 8>>); // the largest
-    const size_t input = (size_t)w.pairs * rows * FEW_PAIR_BYTES;
-    return w.form == HALVES && b->act_bits == 8 && rows <= FEW_ROWS && input <= FEW_INPUT_BYTES &&
-           WARPS_MAX * ring + input + FEW_FIXED_BYTES <= b->shared_per_block;
-}
-
-bool writes(const product_args &a, const float *p) {
-    for (uint32_t i = 0; i < a.parts; i++)
-        if (a.part[i].y == p || a.part[i].sum == p)
-            return true;
-    return a.gated == p;
-}
-
-// Blocks read a norm's operand while others write what they have made: where that is the same
-// memory the norm is computed before. Every block would compute all gates: they are, too.
-void few_product(cuda_backend *b, const float *x, product_args a, uint32_t tiles,
-                 matmul_neighbours *with) {
-    const weight_view &w = a.part[0].w;
-    if (with->gated && a.parts == 2) {
-        a.gated = with->gated->y;
-        a.gate = (enum gate_kind)with->gated->kind;
-        with->gated = nullptr;
-    }
-    if (with->norm && (with->norm->y == with->norm->x || writes(a, with->norm->x))) {
-        run_rms_norm(b, *with->norm);
-        with->norm = nullptr;
-    }
-    if (with->gate)
-        run_gate_mul(b, *with->gate);
-    if (!cuda_works(b))
-        return;
-    if (!w.biased)
-        few_from<Halves<32, false, 8>>(b, x, a, tiles, with->norm);
-    else if (w.group == 32)
-        few_from<Halves<32, true, 8>>(b, x, a, tiles, with->norm);
-    else if (w.group == 64)
-        few_from<Halves<64, true, 8>>(b, x, a, tiles, with->norm);
-    else
-        few_from<Halves<128, true, 8>>(b, x, a, tiles, with->norm);
-    with->norm = nullptr;
-    with->gate = nullptr;
-}
-
-// False: a multiprocessor of this device has too little shared memory.
-bool many_product(cuda_backend *b, product_args a) {
-    uint32_t tiles = 0, blocks = 0;
-    for (uint32_t i = 0; i < a.parts; i++)
-        tiles += blocks_of(a.part[i].w.n, WARP_OUTPUTS);
-    const many_choice c = many_for(a.part[0].w, tiles, a.rows, (uint32_t)b->sm_count);
-    if (c.bytes > b->shared_per_block)
-        return false;
-    for (uint32_t i = 0; i < a.parts; i++) {
-        a.part[i].first = blocks;
-        blocks += blocks_of(a.part[i].w.n, c.outputs);
-    }
-    if (cuda_ok(b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        (int)c.bytes)))
-        cuda_ok(b, launch_early(b, c.kernel, dim3(blocks_of(a.rows, c.rows), blocks), c.threads,
-                                c.bytes, a));
-    return true;
 }
 
 // y[i] = x . w[i]^T for matrices with one kernel and one rounding of x.
@@ -517,15 +387,13 @@ void product(cuda_backend *b, const float *x, product_args a, matmul_neighbours 
     }
     const product_part &last = a.part[a.parts - 1];
     const uint32_t tiles = last.first + blocks_of(last.w.n, TILE_OUTPUTS);
-    if (is_few(b, w, a.rows))
-        return few_product(b, x, a, tiles, with);
+    if (is_halves(b, w))
+        return product_halves(b, x, a, with);
     a.act = round_rows(b, x, a.rows, w, with);
-    if (w.form == HALVES && b->act_bits == 8 && a.rows > tile_rows<8> && many_product(b, a))
-        return;
     const product_fn kernel =
         b->act_bits == 8 ? kernel_for<8>(w, a.rows, false) : kernel_for<16>(w, a.rows, false);
     cuda_ok(b, launch_early(b, kernel, dim3(tiles, blocks_of(a.rows, CHUNK_ROWS)),
-                            product_threads(w), 0, a));
+                            32 * product_warps(w), 0, a));
 }
 
 // Whether one launch can make the products of both.
@@ -540,7 +408,7 @@ size_t product_scratch_bytes_cuda(uint32_t max_rows, uint32_t max_inputs) {
     const size_t rows = ((size_t)max_rows + 7) / 8 * 8, pairs = blocks_of(max_inputs, PAIR);
     const size_t codes = rows * pairs * (PAIR * 2 + PAIR / BLOCK * 8);
     const size_t floats = rows * (pairs * PAIR * 4 + blocks_of(pairs, RUN_PAIRS) * 4);
-    return codes > floats ? codes : floats;
+    return std::max({codes, floats, halves_scratch_bytes(max_rows, max_inputs)});
 }
 
 // What cannot be done by the product's own kernels is done by its own.
@@ -558,7 +426,7 @@ static void run_apart(cuda_backend *b, const matmul_neighbours &with, bool befor
 bool product_gates(const cuda_backend *b, const matmul_op &op) {
     const weight_view *gate = weight_view_of(op.w[0]), *up = weight_view_of(op.w[1]);
     return op.count == 2 && gate->n == up->n && same_kernel(*gate, *up) &&
-           is_few(b, *gate, op.rows);
+           product_is_few(b, *gate, op.rows);
 }
 
 // Matrices of one kernel are one launch, after one that rounds x; the next ones round it anew into
@@ -608,5 +476,5 @@ void product_chosen(cuda_backend *b, const chosen_products *p, const float *x, u
     const product_fn kernel =
         b->act_bits == 8 ? kernel_for<8>(w, 1, true) : kernel_for<16>(w, 1, true);
     cuda_ok(b, launch_early(b, kernel, dim3(blocks_of(w.n, TILE_OUTPUTS) * items),
-                            product_threads(w), 0, a));
+                            32 * product_warps(w), 0, a));
 }

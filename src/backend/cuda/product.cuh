@@ -6,12 +6,16 @@
 // lane % 4). A block is 32 inputs, a pair two blocks, a run 512 inputs at an absolute multiple.
 // What is after the last output, input or group is zeros.
 //
-//     HALVES   4-bit codes, scales and biases of 16 bits (Q4_0, Q4_1, AFFINE4)
-//              codes   [tile][pair][lane] 16 bytes: a word for both blocks, outputs r and r + 8;
-//                      byte i holds code k = 4q + i (low nibble) and k = 16 + 4q + i (high)
-//              scales  [tile][4 groups][r] 16 bytes: of each group for outputs r and r + 8; biases
-//                      after them likewise. A quad is four groups
-//     NIBBLES  the same codes; scales of 32 bits
+//     HALVES   4-bit codes, scales d and biases m of f16 (Q4_0, Q4_1, AFFINE4): a weight is
+//              unit * (d * code + 8 * m), of Q4_0 unit * d * (code - 8). unit is a power of two,
+//              one of the whole matrix, which brings the largest d or m to [2^14, 2^15)
+//              codes   [8 tiles][pair][tile][lane] 16 bytes: a word for both blocks, outputs r and
+//                      r + 8; byte i holds code k = 4q + i (low nibble) and k = 16 + 4q + i (high)
+//              scales  [8 tiles][4 groups][tile][r] 16 bytes: of each group for outputs r and
+//                      r + 8; biases after them likewise. A quad is four groups
+//              A column of 8 tiles lies together, for copies of whole kilobytes (many_rows.cuh)
+//     NIBBLES  codes   [tile][pair][lane], each like those of HALVES
+//              scales  of 32 bits, as BYTES have them
 //     BYTES    codes   [tile][block][lane] 16 bytes: outputs r and r + 8 of k = 4q + i, then of
 //                      k = 16 + 4q + i. Unsigned if there are biases, else signed
 //              scales  [tile][block][32 / parts][r] two float32: outputs r and r + 8; biases after
@@ -22,6 +26,11 @@
 //     SINGLES  float32, [n][k]
 //
 // The sum of a run, in order, from 0:
+//     HALVES and activations of 8 bits
+//               x = 2^e * f16 and w = unit * 2^24 * f16: one chain of instructions of 16 inputs
+//               (halves.cuh). 8-bit activations are f16 ones here, which are the more exact; as
+//               integers each block would need float operations of its own, which take longer than
+//               the products. Chosen matrices (experts) take integers
 //     integers  for each block, or each half that has a scale:
 //                   acc = fmaf(d * scale_b, dot, acc), and with biases acc = fmaf(m, sum, acc)
 //               where dot is exact as an integer
@@ -35,24 +44,38 @@
 enum matrix_form : uint8_t { HALVES, NIBBLES, BYTES, FLOATS, SINGLES };
 
 enum { BLOCK = 32, PAIR = 64, RUN = 512, RUN_PAIRS = RUN / PAIR, TILE_OUTPUTS = 16 };
+enum { COLUMN_TILES = 8 };     // of HALVES, side by side
+constexpr float BIAS_UNIT = 8; // of m, HALVES
 
 // What kernels need of a matrix; pointers of the device.
 struct weight_view {
     const uint8_t *codes, *scales, *biases;
     uint32_t n, k, pairs, quads;
     uint32_t group; // inputs that share a scale
+    float unit;     // HALVES; else 1
     enum matrix_form form;
-    bool biased, bf16, minus_8; // bf16: scales (HALVES) or inputs (FLOATS); minus_8: Q4_0
+    bool biased, bf16, minus_8; // bf16: of FLOATS; minus_8: Q4_0
 };
 
 // ---- where things are ------------------------------------------------------------------------
 
+// Codes of a tile and a pair, HALVES: the first of 32 pieces of 16 bytes; its scales, or biases, of
+// four groups: the first of 8.
+HD inline size_t halves_codes(const weight_view &w, uint32_t tile, uint32_t pair) {
+    const size_t column = (size_t)(tile / COLUMN_TILES) * w.pairs + pair;
+    return (column * COLUMN_TILES + tile % COLUMN_TILES) * 32;
+}
+HD inline size_t halves_scalars(const weight_view &w, uint32_t tile, uint32_t quad) {
+    const size_t column = (size_t)(tile / COLUMN_TILES) * w.quads + quad;
+    return (column * COLUMN_TILES + tile % COLUMN_TILES) * 8;
+}
 // The word of codes (HALVES, NIBBLES) that holds input k of an output: byte k % 4, the high nibble
 // for the second half of a block.
 HD inline size_t nibble_word(const weight_view &w, uint32_t output, uint32_t k) {
-    const uint32_t r = output % TILE_OUTPUTS, block = k / BLOCK;
-    const size_t pair = (size_t)(output / TILE_OUTPUTS) * w.pairs + block / 2;
-    return (pair * 32 + r % 8 * 4 + k % 16 / 4) * 4 + block % 2 * 2 + r / 8;
+    const uint32_t r = output % TILE_OUTPUTS, tile = output / TILE_OUTPUTS, block = k / BLOCK;
+    const size_t pair = w.form == HALVES ? halves_codes(w, tile, block / 2)
+                                         : ((size_t)tile * w.pairs + block / 2) * 32;
+    return (pair + r % 8 * 4 + k % 16 / 4) * 4 + block % 2 * 2 + r / 8;
 }
 HD inline size_t code_byte(const weight_view &w, uint32_t output, uint32_t k) { // BYTES
     const uint32_t r = output % TILE_OUTPUTS, in_block = k % BLOCK;
@@ -61,8 +84,8 @@ HD inline size_t code_byte(const weight_view &w, uint32_t output, uint32_t k) { 
 }
 HD inline size_t half_scalar(const weight_view &w, uint32_t output, uint32_t k) { // HALVES
     const uint32_t r = output % TILE_OUTPUTS, group = k / w.group;
-    const size_t quad = (size_t)(output / TILE_OUTPUTS) * w.quads + group / 4;
-    return ((quad * 8 + r % 8) * 4 + group % 4) * 2 + r / 8;
+    const size_t quad = halves_scalars(w, output / TILE_OUTPUTS, group / 4);
+    return ((quad + r % 8) * 4 + group % 4) * 2 + r / 8;
 }
 // NIBBLES, BYTES: scales of 32 inputs or, where the group is 16, of 16.
 HD inline uint32_t scalars_of_block(const weight_view &w) {
@@ -97,9 +120,9 @@ __device__ inline float weight_value(const weight_view &w, uint32_t output, uint
     float scale, bias = 0;
     if (w.form == HALVES) {
         const size_t at = half_scalar(w, output, k);
-        scale = to_float(((const uint16_t *)w.scales)[at], w.bf16);
+        scale = to_float(((const uint16_t *)w.scales)[at], false) * w.unit;
         if (w.biased)
-            bias = to_float(((const uint16_t *)w.biases)[at], w.bf16);
+            bias = to_float(((const uint16_t *)w.biases)[at], false) * BIAS_UNIT * w.unit;
     } else {
         const size_t at = float_scalar(w, output, k);
         scale = ((const float *)w.scales)[at];
@@ -163,8 +186,8 @@ __device__ __forceinline__ float2 load_two(const void *p) {
 }
 
 // The two scalars of a word: of outputs r and r + 8.
-__device__ __forceinline__ float2 two_scalars(uint32_t v, bool bf16) {
-    return make_float2(to_float((uint16_t)v, bf16), to_float((uint16_t)(v >> 16), bf16));
+__device__ __forceinline__ float2 two_scalars(uint32_t v) {
+    return make_float2(to_float((uint16_t)v, false), to_float((uint16_t)(v >> 16), false));
 }
 
 // ---- what a product is asked for -------------------------------------------------------------
@@ -202,6 +225,16 @@ struct chosen_products {
 // the device. y: [items][n]. An item's bits depend on its row and its matrix alone.
 void product_chosen(cuda_backend *b, const chosen_products *p, const float *x, uint32_t x_rows,
                     uint32_t per_row, const uint32_t *choice, uint32_t items, float *y);
+
+// HALVES and activations of 8 bits (halves.cu): y = x . w^T of all parts, and what `with` asks for,
+// which becomes NULL.
+void product_halves(cuda_backend *b, const float *x, product_args a, matmul_neighbours *with);
+// Whether its blocks make both outputs of a gate (few_rows.cuh).
+bool product_is_few(const cuda_backend *b, const weight_view &w, uint32_t rows);
+size_t halves_scratch_bytes(uint32_t max_rows, uint32_t max_inputs);
+inline bool is_halves(const cuda_backend *b, const weight_view &w) {
+    return w.form == HALVES && b->act_bits == 8;
+}
 
 // Which columns of a column tile a block of threads reads: those of its rows.
 struct columns {
@@ -312,19 +345,18 @@ template <int GROUP, bool AFFINE, int ACT> struct Halves {
     };
     static __device__ __forceinline__ void load(const weight_view &v, uint32_t tile, uint32_t run,
                                                 uint32_t lane, weights &w) {
-        const uint4 *codes = (const uint4 *)v.codes + ((size_t)tile * v.pairs) * 32 + lane;
 #pragma unroll
         for (uint32_t p = 0; p < RUN_PAIRS; p++)
             if (run * RUN_PAIRS + p < v.pairs)
-                w.codes[p] = load_once(codes + (size_t)(run * RUN_PAIRS + p) * 32);
-        const size_t at = ((size_t)tile * v.quads) * 8 + lane / 4;
-        const uint4 *scales = (const uint4 *)v.scales + at, *biases = (const uint4 *)v.biases + at;
+                w.codes[p] = load_once((const uint4 *)v.codes +
+                                       halves_codes(v, tile, run * RUN_PAIRS + p) + lane);
 #pragma unroll
         for (uint32_t i = 0; i < QUADS; i++)
             if (run * QUADS + i < v.quads) {
-                w.scales[i] = load_once(scales + (size_t)(run * QUADS + i) * 8);
+                const size_t at = halves_scalars(v, tile, run * QUADS + i) + lane / 4;
+                w.scales[i] = load_once((const uint4 *)v.scales + at);
                 if (AFFINE)
-                    w.biases[i] = load_once(biases + (size_t)(run * QUADS + i) * 8);
+                    w.biases[i] = load_once((const uint4 *)v.biases + at);
             }
     }
     template <int TILES>
@@ -339,7 +371,7 @@ template <int GROUP, bool AFFINE, int ACT> struct Halves {
             if (run * RUN_PAIRS + p >= v.pairs)
                 break;
             add_codes_of<TILES>(
-                v, c, w.codes[p],
+                c, w.codes[p],
                 [&](uint32_t h) {
                     const uint32_t g = (p * 2 + h) * BLOCK / GROUP;
                     return word_of(w.scales[g / 4], g % 4);
@@ -360,16 +392,18 @@ template <int GROUP, bool AFFINE, int ACT> struct Halves {
     // A pair of inputs: its codes; scale(h) and bias(h) are words of two, for block h; act(t) is an
     // act_pair of column tile t.
     template <int TILES, class Scale, class Bias, class Act>
-    static __device__ __forceinline__ void
-    add_codes_of(const weight_view &v, const columns &c, uint4 words, Scale scale, Bias bias,
-                 Act act, float (&acc)[TILES][lane_outputs<BITS>]) {
+    static __device__ __forceinline__ void add_codes_of(const columns &c, uint4 words, Scale scale,
+                                                        Bias bias, Act act,
+                                                        float (&acc)[TILES][lane_outputs<BITS>]) {
         uint32_t codes[2][4];
         float2 d[2], m[2];
 #pragma unroll
         for (uint32_t h = 0; h < 2; h++) {
             spread_nibbles(h ? words.z : words.x, h ? words.w : words.y, codes[h]);
-            d[h] = two_scalars(scale(h), AFFINE && v.bf16);
-            m[h] = AFFINE ? two_scalars(bias(h), v.bf16) : make_float2(0, 0);
+            d[h] = two_scalars(scale(h));
+            m[h] = AFFINE ? two_scalars(bias(h)) : make_float2(0, 0);
+            m[h].x *= BIAS_UNIT;
+            m[h].y *= BIAS_UNIT;
         }
 #pragma unroll
         for (uint32_t t = 0; t < TILES; t++)
@@ -552,6 +586,12 @@ template <bool BF> struct Floats {
 
 enum { WARPS_MAX = 8 };
 
+// Of a block, for whole rounds of runs: 28 runs are 4 rounds of 7 warps, not 3 of 8 and a half.
+inline uint32_t product_warps(const weight_view &w) {
+    const uint32_t runs = blocks_of(w.pairs, RUN_PAIRS);
+    return blocks_of(runs, blocks_of(runs, WARPS_MAX));
+}
+
 // Sums of runs that wait to be added: [row][PART_STRIDE] each. The stride keeps the four rows that
 // a warp writes at a time in different banks.
 enum { PART_STRIDE = 20 };
@@ -576,10 +616,15 @@ __device__ __forceinline__ void keep_run(float *part, uint32_t lane,
     }
 }
 
-// Output j of a row, at `at` of y. An operation that adds y to something is done here, too.
+// Output j, whose runs have this sum.
+__device__ __forceinline__ float output_of(const product_part &p, uint32_t j, float sum) {
+    sum *= p.w.unit;
+    return p.bias ? sum + p.bias[j] : sum;
+}
+// That of a row, at `at` of y. An operation that adds y to something is done here, too.
 __device__ __forceinline__ void put_output(const product_part &p, size_t at, uint32_t j,
                                            float sum) {
-    const float y = p.bias ? sum + p.bias[j] : sum;
+    const float y = output_of(p, j, sum);
     p.y[at] = y;
     if (p.sum)
         p.sum[at] = fmaf(p.sum_scale, y, p.sum[at]);

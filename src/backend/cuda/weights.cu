@@ -6,6 +6,8 @@
 //     all other types with integer codes          BYTES
 //     F16, BF16                                   FLOATS
 //     F32; F8_E4M3, decoded                       SINGLES
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "backend/cuda/product.cuh"
@@ -59,8 +61,10 @@ struct sizes {
 sizes sizes_of(const weight_view &v) {
     const size_t tiles = (v.n + TILE_OUTPUTS - 1) / TILE_OUTPUTS, pairs = tiles * v.pairs;
     switch (v.form) {
-    case HALVES:
-        return {pairs * 32 * LANE_BYTES, tiles * v.quads * 8 * LANE_BYTES};
+    case HALVES: {
+        const size_t whole = (tiles + COLUMN_TILES - 1) / COLUMN_TILES * COLUMN_TILES;
+        return {whole * v.pairs * 32 * LANE_BYTES, whole * v.quads * 8 * LANE_BYTES};
+    }
     case NIBBLES:
         return {pairs * 32 * LANE_BYTES, pairs * 2 * TILE_OUTPUTS * sizeof(float)};
     case BYTES:
@@ -87,12 +91,11 @@ kvasir_status view_of(const weight *w, weight_view *v, kvasir_error *err) {
     v->form = form_of(w);
     v->biased = t->has_min;
     v->group = t->run_values;
+    v->unit = 1;
     v->bf16 = w->type == WEIGHT_BF16;
     v->minus_8 = w->type == WEIGHT_Q4_0;
-    if (v->form == HALVES && w->type == WEIGHT_AFFINE4) {
+    if (v->form == HALVES && w->type == WEIGHT_AFFINE4)
         v->group = w->group;
-        v->bf16 = w->scalar == SCALAR_BF16;
-    }
     v->pairs = (v->k + PAIR - 1) / PAIR;
     if (v->form == HALVES)
         v->quads = (v->k / v->group + 3) / 4;
@@ -122,8 +125,20 @@ void parts_of_row(const weight *w, uint32_t row, row_parts &p) {
                              (size_t)row * (w->k / w->group) + i * BLOCK / w->group);
 }
 
-uint16_t to_half(float v, bool bf16) { // exact: these were 16-bit numbers
-    return bf16 ? f32_to_bf16(v) : f32_to_f16(v);
+// The unit of a matrix (HALVES) whose largest |d| or |m| / 8 this is.
+float unit_of(float most) {
+    int e = 0;
+    if (!(most > 0 && most < INFINITY))
+        return 1;
+    frexpf(most, &e); // most < 2^e
+    return ldexpf(1, std::max(e, -100) - 15);
+}
+float unit_of(const weight *w) { // AFFINE4
+    float most = 0;
+    for (size_t i = 0; i < (size_t)w->n * (w->k / w->group); i++)
+        most = std::max(most, std::max(fabsf(scalar_load(w->scalar, w->scales, i)),
+                                       fabsf(scalar_load(w->scalar, w->biases, i)) / BIAS_UNIT));
+    return unit_of(most);
 }
 
 void put_row(const weight *w, const weight_view &v, uint32_t row, const row_parts &p,
@@ -138,9 +153,9 @@ void put_row(const weight *w, const weight_view &v, uint32_t row, const row_part
     for (uint32_t i = 0; i < v.k; i += run) {
         if (v.form == HALVES) {
             const size_t at = half_scalar(v, row, i);
-            ((uint16_t *)scales)[at] = to_half(p.d[i / run], v.bf16);
+            ((uint16_t *)scales)[at] = f32_to_f16(p.d[i / run] / v.unit);
             if (v.biased)
-                ((uint16_t *)biases)[at] = to_half(p.m[i / run], v.bf16);
+                ((uint16_t *)biases)[at] = f32_to_f16(p.m[i / run] / v.unit / BIAS_UNIT);
             continue;
         }
         const size_t at = float_scalar(v, row, i);
@@ -193,7 +208,28 @@ struct file_blocks {
     const uint8_t *data;
     uint32_t head; // bytes before the codes
     size_t row_bytes;
+    // 16-bit loads: blocks are of 18 bytes
+    __device__ __forceinline__ const uint16_t *block(uint32_t row, uint32_t i) const {
+        return (const uint16_t *)(data + row * row_bytes + i * (size_t)(head + BLOCK / 2));
+    }
 };
+
+// The largest |d| or |m| / 8, as bits; infinities and NaN are larger than numbers.
+__global__ void __launch_bounds__(256)
+    most_kernel(const file_blocks from, const weight_view w, uint32_t *most) {
+    const uint32_t blocks = w.k / BLOCK;
+    const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    uint32_t bits = 0;
+    if (i < (size_t)w.n * blocks) {
+        const uint16_t *p = from.block((uint32_t)(i / blocks), (uint32_t)(i % blocks));
+        bits = __float_as_uint(fabsf(to_float(p[0], false)));
+        if (w.biased)
+            bits = max(bits, __float_as_uint(fabsf(to_float(p[1], false)) / BIAS_UNIT));
+    }
+    bits = __reduce_max_sync(~0u, bits);
+    if (threadIdx.x % 32 == 0)
+        atomicMax(most, bits);
+}
 
 __global__ void __launch_bounds__(256)
     repack_kernel(const file_blocks from, const weight_view w, uint32_t *codes, uint16_t *scales,
@@ -203,13 +239,14 @@ __global__ void __launch_bounds__(256)
     if (i >= (size_t)w.n * blocks)
         return;
     const uint32_t row = (uint32_t)(i / blocks), block = (uint32_t)(i % blocks);
-    // 16-bit loads: blocks are of 18 bytes
-    const uint16_t *p = (const uint16_t *)(from.data + row * from.row_bytes +
-                                           block * (size_t)(from.head + BLOCK / 2));
+    const uint16_t *p = from.block(row, block);
     const size_t scalar = half_scalar(w, row, block * BLOCK);
-    scales[scalar] = p[0];
+    const auto in_units = [&](uint16_t half, float unit) {
+        return __half_as_ushort(__float2half_rn(to_float(half, false) / unit));
+    };
+    scales[scalar] = in_units(p[0], w.unit);
     if (w.biased)
-        biases[scalar] = p[1];
+        biases[scalar] = in_units(p[1], w.unit * BIAS_UNIT);
     p += from.head / 2;
 #pragma unroll
     for (uint32_t q = 0; q < 4; q++)
@@ -220,22 +257,35 @@ bool repacked_by_device(const weight *w) {
     return w->type == WEIGHT_Q4_0 || w->type == WEIGHT_Q4_1;
 }
 
-// False: no memory for a copy of the matrix as it is, or another error.
-bool repack_on_device(cuda_backend *b, const weight *w, const weight_view &v, uint8_t *out) {
+// False: no memory for a copy of the matrix as it is, or another error. Finds v.unit.
+bool repack_on_device(cuda_backend *b, const weight *w, weight_view &v, uint8_t *out) {
     const sizes s = sizes_of(v);
     const uint32_t head = w->type == WEIGHT_Q4_0 ? 2 : 4;
     const size_t row_bytes = (size_t)(w->k / BLOCK) * (head + BLOCK / 2);
+    const uint32_t threads = blocks_of((size_t)w->n * (w->k / BLOCK), 256);
     uint8_t *copy = (uint8_t *)cuda_alloc(&b->base, row_bytes * w->n);
-    if (!copy)
-        return false;
-    cuda_write(&b->base, copy, w->data, row_bytes * w->n);
-    cuda_ok(b, cudaMemsetAsync(out, 0, s.codes + s.scalars * (v.biased ? 2 : 1), b->stream));
-    repack_kernel<<<blocks_of((size_t)w->n * (w->k / BLOCK), 256), 256, 0, b->stream>>>(
-        file_blocks{copy, head, row_bytes}, v, (uint32_t *)out, (uint16_t *)(out + s.codes),
-        (uint16_t *)(out + s.codes + s.scalars));
-    cuda_ok(b, cudaGetLastError());
+    uint32_t *most = (uint32_t *)cuda_alloc(&b->base, sizeof *most);
+    if (copy && most) {
+        const file_blocks from = {copy, head, row_bytes};
+        uint32_t bits = 0;
+        cuda_write(&b->base, most, &bits, sizeof bits);
+        cuda_write(&b->base, copy, w->data, row_bytes * w->n);
+        most_kernel<<<threads, 256, 0, b->stream>>>(from, v, most);
+        cuda_ok(b, cudaGetLastError());
+        cuda_read(&b->base, &bits, most, sizeof bits, nullptr); // waits
+        float largest;
+        memcpy(&largest, &bits, sizeof largest);
+        v.unit = unit_of(largest);
+        cuda_ok(b, cudaMemsetAsync(out, 0, s.codes + s.scalars * (v.biased ? 2 : 1), b->stream));
+        repack_kernel<<<threads, 256, 0, b->stream>>>(from, v, (uint32_t *)out,
+                                                      (uint16_t *)(out + s.codes),
+                                                      (uint16_t *)(out + s.codes + s.scalars));
+        cuda_ok(b, cudaGetLastError());
+    }
+    const bool some = copy && most;
     cuda_free(&b->base, copy); // waits
-    return cuda_works(b);
+    cuda_free(&b->base, most);
+    return some && cuda_works(b);
 }
 
 // ---- embed -----------------------------------------------------------------------------------
@@ -258,6 +308,8 @@ kvasir_status cuda_weight_put(struct backend *base, const struct weight *w,
     backend_weight c = {};
     *out = nullptr;
     TRY(view_of(w, &c.view, err));
+    if (c.view.form == HALVES && w->type == WEIGHT_AFFINE4)
+        c.view.unit = unit_of(w);
     const sizes s = sizes_of(c.view);
     const size_t bytes = s.codes + s.scalars * (c.view.biased ? 2 : 1);
 

@@ -68,7 +68,13 @@ __device__ __forceinline__ void wgmma_scores(float (&d)[8][4], uint64_t a, uint6
         WGMMA_SCORES("f16");
 }
 
-// Weights in registers, 64 or 128 columns from block FIRST of d on.
+// Weights in registers; 16, 64 or 128 columns from block FIRST of d on.
+#define WGMMA_VALUES_16(TYPE)                                                                      \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n16k16."     \
+                 "f32." TYPE "." TYPE " {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, "      \
+                 "1, 1, 0;}"                                                                       \
+                 : WGMMA_4(d, FIRST), WGMMA_4(d, FIRST + 1)                                        \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 #define WGMMA_VALUES_64(TYPE)                                                                      \
     asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k16."     \
                  "f32." TYPE "." TYPE " " WGMMA_D32 ", {%32,%33,%34,%35}, %36, p, 1, 1, 0;}"       \
@@ -82,7 +88,11 @@ __device__ __forceinline__ void wgmma_scores(float (&d)[8][4], uint64_t a, uint6
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 template <bool BF, int FIRST, int N>
 __device__ __forceinline__ void wgmma_values(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b) {
-    if constexpr (N == 8 && BF)
+    if constexpr (N == 2 && BF)
+        WGMMA_VALUES_16("bf16");
+    else if constexpr (N == 2)
+        WGMMA_VALUES_16("f16");
+    else if constexpr (N == 8 && BF)
         WGMMA_VALUES_64("bf16");
     else if constexpr (N == 8)
         WGMMA_VALUES_64("f16");
@@ -168,13 +178,19 @@ template <int LATER, int N> __device__ __forceinline__ void products_end(float (
         asm volatile("" : WGMMA_4(d, i)::"memory");
 #endif
 }
-// The same, and the weights they took may be written again.
-template <int N>
-__device__ __forceinline__ void products_end(float (&d)[N][4], uint32_t (&p)[4][4]) {
-    products_end<0>(d);
+// All but the last LATER products have taken their weights, these among them: they may be written
+// again.
+template <int LATER> __device__ __forceinline__ void weights_taken(uint32_t (&p)[4][4]) {
 #if WGMMA
+    wgmma_wait<LATER>();
 #pragma unroll
     for (int i = 0; i < 4; i++)
         asm volatile("" : "+r"(p[i][0]), "+r"(p[i][1]), "+r"(p[i][2]), "+r"(p[i][3])::"memory");
 #endif
+}
+// All products are there, and weights may be written again.
+template <int N>
+__device__ __forceinline__ void products_end(float (&d)[N][4], uint32_t (&p)[4][4]) {
+    products_end<0>(d);
+    weights_taken<0>(p);
 }

@@ -356,7 +356,7 @@ static void bench_encode(void) {
 
 /* ---- product --------------------------------------------------------------------------------- */
 
-enum { PRODUCT_ROWS_MAX = 64, PRODUCT_INPUTS = 4096, COPIES_MAX = 64, PRODUCT_REPETITIONS = 64 };
+enum { PRODUCT_ROWS_MAX = 2048, PRODUCT_INPUTS = 4096, COPIES_MAX = 64, PRODUCT_REPETITIONS = 64 };
 
 struct product {
     const struct backend_weight *copies[COPIES_MAX]; /* the same matrix at other addresses */
@@ -413,8 +413,9 @@ static size_t make_matrix(struct weight *w, uint32_t n) {
 }
 
 static void product_times(struct product *p, const char *name, uint32_t n, size_t bytes) {
-    static const uint32_t ROWS[] = {1, 8, PRODUCT_ROWS_MAX};
-    for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
+    static const uint32_t ROWS[] = {1, 2, 8, 16, 64, 256, PRODUCT_ROWS_MAX};
+    const size_t count = sizeof ROWS / sizeof *ROWS;
+    for (size_t i = 0; i < (p->act_bits == 8 ? count : count - 2); i++) {
         p->rows = ROWS[i];
         double us = median_us(product_enqueue, p, 3, PRODUCT_REPETITIONS);
         double operations = 2.0 * n * PRODUCT_INPUTS * p->rows;

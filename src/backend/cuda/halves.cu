@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+// halves.cu: products with 4-bit matrices and activations of 8 bits (halves.cuh): which kernel, and
+// the rounding of inputs into scratch.
+//
+//     1, 2 rows     few_rows.cuh, one launch: each block rounds the inputs
+//     3 to 8        a kernel that rounds, then few_rows.cuh
+//     9 to 16       the same for matrices of few outputs
+//     more          a kernel that rounds, then many_rows.cuh
+//
+// One or two rows too long for a multiprocessor's shared memory are rounded before, too. The bits
+// are the same.
+#include <algorithm>
+
+#include "backend/cuda/few_rows.cuh"
+#include "backend/cuda/many_rows.cuh"
+
+namespace {
+
+enum { MANY_FIXED_BYTES = 1 << 10 }; // of shared memory that is neither the ring nor sums
+
+// ---- inputs in scratch -----------------------------------------------------------------------
+
+struct half_target {
+    uint4 *halves;
+    float *units;
+    uint32_t rows, k, pairs;
+    uint32_t together; // rows that are side by side
+    bool few;          // as few_rows.cuh has them, else many_rows.cuh
+};
+
+// A run of a row into scratch, by a warp.
+__device__ __forceinline__ void put_run(const half_target &t, uint32_t row, uint32_t run,
+                                        const half_run &x) {
+    const uint32_t lane = threadIdx.x % 32, block = row / t.together, in_block = row % t.together,
+                   runs = blocks_of(t.pairs, RUN_PAIRS);
+    if (lane == 0)
+        t.units[((size_t)block * runs + run) * t.together + in_block] = x.unit;
+#pragma unroll
+    for (uint32_t j = 0; j < RUN / 4 / 32; j++) {
+        const uint32_t four = j * 32 + lane, pair = run * RUN_PAIRS + four / 16;
+        if (pair >= t.pairs)
+            break;
+        if (t.few) {
+            ((uint2 *)t.halves)[few_words(pair, t.together, row, four)] = x.words[j];
+            continue;
+        }
+        const size_t at = ((size_t)block * t.pairs + pair) * 8 + four / 4 % 4 * 2;
+        uint32_t *words = (uint32_t *)(t.halves + at * t.together + in_block) + four % 4;
+        words[0] = x.words[j].x;
+        words[t.together * 4] = x.words[j].y;
+    }
+}
+
+// y: what is rounded is kept there, too; NULL: it is not. A warp has a run.
+template <class From>
+__global__ void __launch_bounds__(256)
+    round_kernel(const From from, float *y, const half_target t) {
+    kernel_begins();
+    const uint32_t runs = blocks_of(t.pairs, RUN_PAIRS);
+    const size_t warp = ((size_t)blockIdx.x * 256 + threadIdx.x) / 32;
+    const uint32_t row = (uint32_t)(warp / runs), run = (uint32_t)(warp % runs);
+    if (row >= t.rows)
+        return;
+    put_run(t, row, run, round_half_run([&](uint32_t four) {
+                const uint32_t i = run * RUN + four * 4;
+                if (i >= t.k)
+                    return make_float4(0, 0, 0, 0);
+                const float4 v = from.four_at(row, i);
+                if (y)
+                    *(float4 *)(y + (size_t)row * t.k + i) = v;
+                return v;
+            }));
+}
+
+// rms_norm and rounding. grid: [row]
+__global__ void __launch_bounds__(NORM_THREADS)
+    norm_round_kernel(const rms_norm_op norm, const half_target t) {
+    kernel_begins();
+    const uint32_t row = blockIdx.x, warp = threadIdx.x / 32;
+    const float *x = norm.x + (size_t)row * t.k;
+    const float inverse = norm_inverse_block(norm, x);
+    for (uint32_t run = warp; run * RUN_PAIRS < t.pairs; run += NORM_THREADS / 32)
+        put_run(t, row, run, round_half_run([&](uint32_t four) {
+                    const uint32_t i = run * RUN + four * 4;
+                    if (i >= t.k)
+                        return make_float4(0, 0, 0, 0);
+                    const float4 v = norm_four(norm, x, inverse, i);
+                    *(float4 *)(norm.y + (size_t)row * t.k + i) = v;
+                    return v;
+                }));
+}
+
+void round_rows(cuda_backend *b, const float *x, const half_target &t,
+                const matmul_neighbours &with) {
+    const dim3 blocks(blocks_of((size_t)t.rows * blocks_of(t.pairs, RUN_PAIRS), 8));
+    if (with.norm)
+        cuda_ok(b,
+                launch_early(b, norm_round_kernel, dim3(t.rows), NORM_THREADS, 0, *with.norm, t));
+    else if (with.gate)
+        cuda_ok(b, launch_early(b, round_kernel<packed_gates>, blocks, 256, 0,
+                                gates_of(*with.gate, t.k), with.gate->y, t));
+    else
+        cuda_ok(b, launch_early(b, round_kernel<packed_rows>, blocks, 256, 0, packed_rows{x, t.k},
+                                (float *)nullptr, t));
+}
+
+// ---- few rows --------------------------------------------------------------------------------
+
+bool rounds_itself(const cuda_backend *b, const weight_view &w, uint32_t rows) {
+    const size_t ring = FEW_SLOTS * sizeof(run_slot<Halves<32, true, 8>>); // the largest
+    const size_t input = few_input_bytes(w.pairs, rows);
+    return rows <= OWN_ROWS && input <= FEW_INPUT_BYTES &&
+           WARPS_MAX * ring + input + FEW_FIXED_BYTES <= b->shared_per_block;
+}
+
+// As many blocks as the device holds at a time; they take the tiles in turn. bytes: of inputs.
+template <class F, class From, int ROWS>
+void few_launch(cuda_backend *b, const product_args &a, const From &from, size_t bytes) {
+    const product_part &last = a.part[a.parts - 1];
+    const uint32_t tiles = last.first + blocks_of(last.w.n, TILE_OUTPUTS);
+    const uint32_t warps = product_warps(last.w), ring = FEW_SLOTS * sizeof(run_slot<F>);
+    const uint32_t blocks =
+        std::min(a.gated ? tiles / 2 : tiles, 2 * b->sm_count * (WARPS_MAX / warps));
+    void (*kernel)(product_args, From, uint32_t) = few_kernel<F, From, ROWS>;
+    const uint32_t most = std::min<uint32_t>(WARPS_MAX * ring + FEW_INPUT_BYTES,
+                                             b->shared_per_block - FEW_FIXED_BYTES);
+    if (cuda_ok(b, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        (int)most)))
+        cuda_ok(b, launch_early(b, kernel, dim3(blocks), warps * 32, warps * ring + bytes, a, from,
+                                tiles));
+}
+template <class F, class From>
+void few_launch(cuda_backend *b, const product_args &a, const From &from) {
+    const size_t bytes = few_input_bytes(a.part[0].w.pairs, a.rows);
+    a.rows == 1 ? few_launch<F, From, 1>(b, a, from, bytes)
+                : few_launch<F, From, 2>(b, a, from, bytes);
+}
+
+bool writes(const product_args &a, const float *p) {
+    for (uint32_t i = 0; i < a.parts; i++)
+        if (a.part[i].y == p || a.part[i].sum == p)
+            return true;
+    return a.gated == p;
+}
+
+// Blocks read a norm's operand while others write what they have made: where that is the same
+// memory the norm is computed before. Every block would compute all gates: they are, too.
+template <class F>
+void few_product(cuda_backend *b, const float *x, product_args a, matmul_neighbours *with) {
+    const weight_view &w = a.part[0].w;
+    if (with->gated && a.parts == 2) {
+        a.gated = with->gated->y;
+        a.gate = (enum gate_kind)with->gated->kind;
+        with->gated = nullptr;
+    }
+    if (!rounds_itself(b, w, a.rows)) {
+        const uint32_t rows = a.rows <= FEW_ROWS ? FEW_ROWS : 2 * FEW_ROWS;
+        const few_inputs in = few_inputs_at(b->act, w.pairs, rows);
+        round_rows(b, x, {in.halves, in.units, a.rows, w.k, w.pairs, rows, true}, *with);
+        if (cuda_works(b))
+            a.rows <= FEW_ROWS ? few_launch<F, few_rounded, FEW_ROWS>(b, a, {in}, 0)
+                               : few_launch<F, few_rounded, 2 * FEW_ROWS>(b, a, {in}, 0);
+        return;
+    }
+    if (with->norm && (with->norm->y == with->norm->x || writes(a, with->norm->x))) {
+        run_rms_norm(b, *with->norm);
+        with->norm = nullptr;
+    }
+    if (with->gate)
+        run_gate_mul(b, *with->gate);
+    if (!cuda_works(b))
+        return;
+    if (with->norm)
+        few_launch<F>(b, a, few_norms{*with->norm});
+    else
+        few_launch<F>(b, a, few_rows_of{{x, w.k}});
+}
+
+// ---- many rows -------------------------------------------------------------------------------
+
+// A kernel for blocks of `outputs` outputs and `rows` rows.
+struct many_choice {
+    void (*kernel)(product_args, half_act, uint32_t, uint32_t);
+    uint32_t outputs, rows, threads, together;
+    uint16_t (*clusters)[9];        // of cuda_backend
+    size_t stage_bytes, sums_bytes; // of shared memory; sums: in a cluster
+};
+template <class F, int N, int WM> many_choice many_of(cuda_backend *b, uint32_t i) {
+    return {many_kernel<F, N, WM>,        WM * GROUP_OUTPUTS,         N,
+            WM * GROUP_THREADS + 32,      blocks_together<N, WM>(),   &b->clusters[F::BIASED][i],
+            sizeof(many_stage<F, N, WM>), many_sums_bytes<F, N, WM>()};
+}
+
+// Stages that a block has room for, if `together` of a multiprocessor share its memory.
+uint32_t stages_for(const cuda_backend *b, const many_choice &c, uint32_t together, bool cluster) {
+    const size_t room = std::min<size_t>(b->shared_per_block, b->shared_per_sm / together - 1024),
+                 others = MANY_FIXED_BYTES + (cluster ? c.sums_bytes : 0);
+    return room < others ? 0
+                         : (uint32_t)std::min<size_t>(STAGES_MAX, (room - others) / c.stage_bytes);
+}
+
+// The largest blocks of which there are enough for the device. outputs: of all parts.
+template <class F> many_choice many_for(cuda_backend *b, uint32_t outputs, uint32_t rows) {
+    const auto enough = [&](uint32_t n, uint32_t m) {
+        return (size_t)blocks_of(outputs, n) * blocks_of(rows, m) >= (size_t)b->sm_count * 3 / 4;
+    };
+    const many_choice choices[] = {many_of<F, 128, 2>(b, 0), many_of<F, 64, 4>(b, 1),
+                                   many_of<F, 64, 2>(b, 2), many_of<F, 16, 2>(b, 3)};
+    uint32_t i = rows > 64 && enough(128, 128)  ? 0
+                 : rows > 16 && enough(256, 64) ? 1
+                 : rows > 16                    ? 2
+                                                : 3;
+    while (i < 3 && stages_for(b, choices[i], 1, false) < STAGES_MIN)
+        i++;
+    return choices[i];
+}
+
+// A launch of `blocks` times `ranks` blocks. Attributes are filled in.
+cudaLaunchConfig_t many_config(const cuda_backend *b, const many_choice &c, dim3 blocks,
+                               uint32_t ranks, cudaLaunchAttribute (&attributes)[2]) {
+    uint32_t stages = stages_for(b, c, c.together, ranks > 1);
+    if (stages < STAGES_MIN)
+        stages = stages_for(b, c, 1, ranks > 1);
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = ranks;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(blocks.x * ranks, blocks.y);
+    config.blockDim = c.threads;
+    config.dynamicSmemBytes = stages * c.stage_bytes + (ranks > 1 ? c.sums_bytes : 0);
+    config.stream = b->stream;
+    config.attrs = attributes;
+    config.numAttrs = b->overlaps ? 2 : 0;
+    return config;
+}
+bool allow_shared(cuda_backend *b, const many_choice &c, size_t bytes) {
+    return cuda_ok(
+        b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+}
+
+// A cluster has to be in one part of the device, and parts are of several sizes: on an H200 there
+// is room for 15 clusters of 8 blocks, where 16 would be all of it.
+uint32_t clusters_together(cuda_backend *b, const many_choice &c, uint32_t ranks) {
+    uint16_t &known = (*c.clusters)[ranks];
+    if (known == 0) {
+        cudaLaunchAttribute attributes[2] = {};
+        cudaLaunchConfig_t config = many_config(b, c, dim3(1, 1), ranks, attributes);
+        int count = 0;
+        config.numAttrs = 1;
+        if (!allow_shared(b, c, config.dynamicSmemBytes) ||
+            cudaOccupancyMaxActiveClusters(&count, c.kernel, &config) != cudaSuccess || count < 1)
+            count = 1;
+        known = (uint16_t)count;
+    }
+    return known;
+}
+
+// Blocks that share the runs of an output: so that there are the fewest runs one after the other
+// while all blocks are on the device together.
+uint32_t ranks_for(cuda_backend *b, const many_choice &c, uint32_t blocks, uint32_t runs) {
+    uint32_t best = 1;
+    if (!b->overlaps || 2 * blocks > (uint32_t)b->sm_count * c.together ||
+        stages_for(b, c, 1, true) < STAGES_MIN)
+        return 1;
+    for (uint32_t ranks = 2; ranks <= CLUSTER_MAX && ranks <= runs; ranks++)
+        if (blocks_of(runs, ranks) < blocks_of(runs, best) &&
+            blocks <= clusters_together(b, c, ranks))
+            best = ranks;
+    return best;
+}
+
+template <class F>
+void many_product(cuda_backend *b, const float *x, product_args a, const matmul_neighbours &with) {
+    const weight_view &w = a.part[0].w;
+    uint32_t outputs = 0, blocks = 0;
+    for (uint32_t i = 0; i < a.parts; i++)
+        outputs += a.part[i].w.n;
+    const many_choice c = many_for<F>(b, outputs, a.rows);
+    for (uint32_t i = 0; i < a.parts; i++) {
+        a.part[i].first = blocks;
+        blocks += blocks_of(a.part[i].w.n, c.outputs);
+    }
+    const dim3 grid(blocks_of(a.rows, c.rows), blocks);
+    const uint32_t ranks = ranks_for(b, c, grid.x * grid.y, blocks_of(w.pairs, RUN_PAIRS));
+    const half_act act = half_act_at(b->act, a.rows, w.pairs, c.rows);
+    round_rows(b, x, {(uint4 *)act.halves, (float *)act.units, a.rows, w.k, w.pairs, c.rows, false},
+               with);
+    cudaLaunchAttribute attributes[2] = {};
+    const cudaLaunchConfig_t config = many_config(b, c, grid, ranks, attributes);
+    if (cuda_works(b) && allow_shared(b, c, config.dynamicSmemBytes))
+        cuda_ok(b, cudaLaunchKernelEx(
+                       &config, c.kernel, a, act,
+                       (uint32_t)((config.dynamicSmemBytes - (ranks > 1 ? c.sums_bytes : 0)) /
+                                  c.stage_bytes),
+                       ranks));
+}
+
+template <class F>
+void product_of(cuda_backend *b, const float *x, const product_args &a, matmul_neighbours *with) {
+    uint32_t outputs = 0;
+    for (uint32_t i = 0; i < a.parts; i++)
+        outputs += a.part[i].w.n;
+    const bool small = a.rows <= 2 * FEW_ROWS && outputs / 256 < (uint32_t)b->sm_count / 2;
+    if (a.rows <= FEW_ROWS || small)
+        few_product<F>(b, x, a, with);
+    else
+        many_product<F>(b, x, a, *with);
+    with->norm = nullptr;
+    with->gate = nullptr;
+}
+
+} // namespace
+
+bool product_is_few(const cuda_backend *b, const weight_view &w, uint32_t rows) {
+    return is_halves(b, w) && rows <= FEW_ROWS;
+}
+
+void product_halves(cuda_backend *b, const float *x, product_args a, matmul_neighbours *with) {
+    const weight_view &w = a.part[0].w;
+    if (!w.biased)
+        product_of<Halves<32, false, 8>>(b, x, a, with);
+    else if (w.group == 32)
+        product_of<Halves<32, true, 8>>(b, x, a, with);
+    else if (w.group == 64)
+        product_of<Halves<64, true, 8>>(b, x, a, with);
+    else
+        product_of<Halves<128, true, 8>>(b, x, a, with);
+}
+
+size_t halves_scratch_bytes(uint32_t max_rows, uint32_t max_inputs) {
+    const size_t rows = blocks_of(max_rows, 128) * (size_t)128, pairs = blocks_of(max_inputs, PAIR);
+    return rows * (pairs * PAIR * 2 + blocks_of(pairs, RUN_PAIRS) * sizeof(float));
+}

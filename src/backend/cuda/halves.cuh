@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// halves.cuh: 4-bit matrices (HALVES) by activations of 8 bits, as products of f16 with float32
+// sums: what few_rows.cuh and many_rows.cuh share, so that their bits are the same.
+//
+//     weights      w = unit * 2^24 * f16(d * 2^-24 * code + c)    c: m * 2^-21, Q4_0 -d * 2^-21
+//     inputs       x = 2^e * f16(x / 2^e)                       2^e <= max |x| < 2^(e + 1) of a run
+//     a run        one chain of instructions of 16 inputs, in order, from 0; its sum is times 2^e
+//     an output    unit * 2^24 * (the runs' sums, in order, from 0)
+//
+// A code in the low bits of an f16 is the number code * 2^-24, and in the next four bits 16 times
+// that, so that masks and one multiply-add with one rounding make a weight.
+//
+// An instruction of 16 inputs takes those of one half of a block, in the order in which a lane has
+// them: lane q has inputs 4q .. 4q + 3, which are its elements 2q, 2q + 1, 8 + 2q, 9 + 2q.
+#pragma once
+
+#include "backend/cuda/pack.cuh"
+
+constexpr float CODE_UNITS = 0x1p24f; // 1 / the number that code 1 is
+
+// ---- weights ---------------------------------------------------------------------------------
+
+// What a lane's codes of a group become weights with: of outputs r and r + 8, for the low and for
+// the high nibbles; f16, each twice.
+struct group_scalars {
+    uint32_t d[2], high_d[2], c[2];
+};
+
+__device__ __forceinline__ uint32_t times_halves(uint32_t a, uint32_t b) {
+    const __half2 v = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
+    return *(const uint32_t *)&v;
+}
+__device__ __forceinline__ uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
+    const __half2 v = __hfma2(*(const __half2 *)&a, *(const __half2 *)&b, *(const __half2 *)&c);
+    return *(const uint32_t *)&v;
+}
+
+// scale, bias: words of outputs r and r + 8.
+template <bool AFFINE>
+__device__ __forceinline__ group_scalars scalars_of_group(uint32_t scale, uint32_t bias) {
+    constexpr uint32_t SIXTEENTH = 0x2c002c00, UNIT = 0x00080008, MINUS_UNIT = 0x80088008; // 2^-21
+    group_scalars g;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t twice = i ? 0x3232 : 0x1010;
+        g.d[i] = __byte_perm(scale, 0, twice);
+        g.high_d[i] = times_halves(g.d[i], SIXTEENTH);
+        g.c[i] = AFFINE ? times_halves(__byte_perm(bias, 0, twice), UNIT)
+                        : times_halves(g.d[i], MINUS_UNIT);
+    }
+    return g;
+}
+
+// The weights of a block: words of outputs r and r + 8 (product.cuh), for its two instructions.
+__device__ __forceinline__ void weights_of_block(uint32_t x, uint32_t y, const group_scalars &g,
+                                                 uint32_t (&low)[4], uint32_t (&high)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) { // output r or r + 8; bytes 0 and 1, or 2 and 3
+        const uint32_t codes = __byte_perm(i % 2 ? y : x, 0, i / 2 ? 0x4342 : 0x4140);
+        low[i] = fma_halves(codes & 0x000f000fu, g.d[i % 2], g.c[i % 2]);
+        high[i] = fma_halves(codes & 0x00f000f0u, g.high_d[i % 2], g.c[i % 2]);
+    }
+}
+
+// Those of a pair. scale(h), bias(h): words of the group of block h.
+template <class F, class Scale, class Bias>
+__device__ __forceinline__ void weights_of_pair(uint4 codes, Scale scale, Bias bias,
+                                                uint32_t (&w)[4][4]) {
+    group_scalars g;
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) {
+        if (h == 0 || F::GROUP_SIZE == BLOCK)
+            g = scalars_of_group<F::BIASED>(scale(h), bias(h));
+        weights_of_block(h ? codes.z : codes.x, h ? codes.w : codes.y, g, w[2 * h], w[2 * h + 1]);
+    }
+}
+
+// ---- inputs ----------------------------------------------------------------------------------
+
+// 512 inputs of a row, by a warp: of four j * 32 + lane, at [j], the two words of lane q = four % 4
+// for instruction four / 4 % 4 of pair four / 16.
+struct half_run {
+    uint2 words[RUN / 4 / 32];
+    float unit; // 2^e
+};
+// four_at(i): inputs 4 i, ... of the run; zeros where there is none.
+template <class Four> __device__ __forceinline__ half_run round_half_run(Four four_at) {
+    enum { FOURS = RUN / 4 / 32 };
+    float4 v[FOURS];
+    uint32_t most = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < FOURS; j++)
+        v[j] = four_at(j * 32 + threadIdx.x % 32);
+#pragma unroll
+    for (uint32_t j = 0; j < FOURS; j++)
+        most = max(most, most_of_four(v[j]));
+    const run_unit u = unit_of_run(__reduce_max_sync(~0u, most));
+    half_run out;
+    out.unit = u.unit;
+#pragma unroll
+    for (uint32_t j = 0; j < FOURS; j++)
+        out.words[j] = u.power == 0
+                           ? make_uint2(0, 0)
+                           : make_uint2(pack_half2<false>(v[j].x * u.power, v[j].y * u.power),
+                                        pack_half2<false>(v[j].z * u.power, v[j].w * u.power));
+    return out;
+}
+
+// ---- sums ------------------------------------------------------------------------------------
+
+// What a run adds to an output: the same two roundings wherever it is done.
+__device__ __forceinline__ float sum_of_run(float sum, float unit) {
+    return sum * unit;
+}
+// From the sum of runs to put_output's.
+__device__ __forceinline__ float sum_of_runs(float sum) {
+    return sum * CODE_UNITS;
+}
