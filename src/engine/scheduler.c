@@ -22,9 +22,10 @@ kvasir_status sched_create(struct kv_cache *cache, struct prefix_tree *tree,
     s->changes = 1;
     shares_init(&s->shares);
     s->running = mem_calloc(options->max_running, sizeof *s->running);
+    s->by_age = mem_calloc(options->max_running, sizeof *s->by_age);
     s->parts = mem_calloc(options->max_running, sizeof *s->parts);
     s->part_tasks = mem_calloc(options->max_running, sizeof *s->part_tasks);
-    if (!s->running || !s->parts || !s->part_tasks) {
+    if (!s->running || !s->by_age || !s->parts || !s->part_tasks) {
         sched_destroy(s);
         return fail(err, KVASIR_ERR_MEMORY, "scheduler: out of memory");
     }
@@ -38,6 +39,7 @@ void sched_destroy(struct sched *s) {
     ASSERT(!s->stats.waiting && !s->n_running);
     shares_deinit(&s->shares);
     mem_free(s->running);
+    mem_free(s->by_age);
     mem_free(s->parts);
     mem_free(s->part_tasks);
     mem_free(s);
@@ -148,18 +150,27 @@ static void waiting_remove(struct sched *s, struct task *t) {
 }
 
 static void running_add(struct sched *s, struct task *t) {
+    uint32_t at = s->n_running;
     ASSERT(s->n_running < s->options.max_running && t->seq);
     t->state = TASK_RUNNING;
+    for (; at > 0 && s->by_age[at - 1]->admission > t->admission; at--)
+        s->by_age[at] = s->by_age[at - 1];
+    s->by_age[at] = t;
     s->running[s->n_running++] = t;
 }
 
-static void running_remove(struct sched *s, struct task *t) {
+static void list_remove(struct task **list, uint32_t n, const struct task *t) {
     uint32_t i = 0;
-    while (i < s->n_running && s->running[i] != t)
+    while (i < n && list[i] != t)
         i++;
-    ASSERT(i < s->n_running);
+    ASSERT(i < n);
+    memmove(list + i, list + i + 1, (n - i - 1) * sizeof *list);
+}
+
+static void running_remove(struct sched *s, struct task *t) {
+    list_remove(s->running, s->n_running, t);
+    list_remove(s->by_age, s->n_running, t);
     s->n_running--;
-    memmove(s->running + i, s->running + i + 1, (s->n_running - i) * sizeof *s->running);
     s->changes++;
 }
 
@@ -495,14 +506,6 @@ static bool has_room_for_state(const struct sched *s) {
     return p.budget_bytes - p.used_bytes - p.charged_bytes + p.stored_bytes >= bytes;
 }
 
-static struct task *newest(const struct sched *s) {
-    struct task *t = s->running[0];
-    for (uint32_t i = 1; i < s->n_running; i++)
-        if (s->running[i]->admission > t->admission)
-            t = s->running[i];
-    return t;
-}
-
 /* SCHED-3. False: the task itself was preempted, or failed. */
 static bool prepare(struct sched *s, struct task *t) {
     kvasir_error err;
@@ -519,7 +522,7 @@ static bool prepare(struct sched *s, struct task *t) {
             finish(s, t, END_FAILED, &err);
             return false;
         }
-        struct task *victim = newest(s);
+        struct task *victim = s->by_age[s->n_running - 1];
         preempt(s, victim);
         if (victim == t)
             return false;
@@ -528,18 +531,10 @@ static bool prepare(struct sched *s, struct task *t) {
 
 /* Oldest first, so that a shortage hits the newest. */
 static void prepare_all(struct sched *s) {
-    uint64_t from = 0;
-    for (;;) {
-        struct task *t = NULL;
-        for (uint32_t i = 0; i < s->n_running; i++) {
-            struct task *r = s->running[i];
-            if (r->rows && r->admission >= from && (!t || r->admission < t->admission))
-                t = r;
-        }
-        if (!t)
-            return;
-        from = t->admission + 1;
-        prepare(s, t);
+    for (uint32_t i = 0; i < s->n_running;) {
+        struct task *t = s->by_age[i];
+        if (!t->rows || prepare(s, t))
+            i++;
     }
 }
 

@@ -15,6 +15,7 @@ struct sched {
     struct sched_host host;
     struct shares shares;     /* and waiting tasks */
     struct task **running;    /* [max_running] */
+    struct task **by_age;     /* the same tasks, the first admitted first */
     struct step_part *parts;  /* [max_running] of the current step */
     struct task **part_tasks; /* [max_running] */
     uint32_t n_running, turn;
