@@ -350,38 +350,58 @@ static int replay_one(struct simulate_args *a, const char *name, struct progress
     return status == KVASIR_OK ? EXIT_GOOD : library_error(&COMMAND, &err);
 }
 
-/* The comma-separated policies one after the other. */
-static int replay_all(struct simulate_args *a, struct progress *progress) {
-    const bool several = strchr(a->policies, ',') != NULL;
-    json_t *list = json_array();
+struct outcome {
+    char policy[40];
     lab_simulation s;
-    int code = EXIT_GOOD;
-    char name[40];
-    if (several && strcmp(a->options.trace, "-") == 0)
-        code = usage_error(&COMMAND, "--policy: several need a --trace that is a file: standard "
+};
+
+/* Runs the comma-separated policies. *all [*n]: what came of them. */
+static int replay_each(struct simulate_args *a, struct progress *progress, struct outcome **all,
+                       size_t *n) {
+    size_t cap = 0;
+    for (const char *at = a->policies, *end; at; at = *end ? end + 1 : NULL) {
+        end = at + strcspn(at, ",");
+        if (!ARRAY_GROW(*all, cap, *n + 1))
+            return run_error(&COMMAND, "out of memory");
+        struct outcome *o = &(*all)[*n];
+        snprintf(o->policy, sizeof o->policy, "%.*s", (int)(end - at), at);
+        const int code = replay_one(a, o->policy, progress, &o->s);
+        if (code)
+            return code;
+        ++*n;
+    }
+    return EXIT_GOOD;
+}
+
+static int print_all(const struct outcome *all, size_t n, bool json) {
+    json_t *object, *list = json ? json_array() : NULL;
+    if (!json)
+        print_policies_head(&all[0].s);
+    for (size_t i = 0; i < n; i++)
+        if (json)
+            json_array_append_new(list, json_of(&all[i].s, all[i].policy));
+        else
+            print_policy(all[i].policy, &all[i].s);
+    if (!json)
+        return finish_output(&COMMAND);
+    object = json_object();
+    json_object_set_new(object, "policies", list);
+    return json_print(&COMMAND, object);
+}
+
+static int replay_all(struct simulate_args *a, struct progress *progress) {
+    struct outcome *all = NULL;
+    size_t n = 0;
+    if (strchr(a->policies, ',') && strcmp(a->options.trace, "-") == 0)
+        return usage_error(&COMMAND, "--policy: several need a --trace that is a file: standard "
                                      "input can be read once");
-    for (const char *at = a->policies; at && !code;) {
-        const size_t len = strcspn(at, ",");
-        snprintf(name, sizeof name, "%.*s", (int)len, at);
-        code = replay_one(a, name, progress, &s);
-        if (!code && a->json)
-            json_array_append_new(list, json_of(&s, name));
-        else if (!code && several) {
-            if (at == a->policies)
-                print_policies_head(&s);
-            print_policy(name, &s);
-        }
-        at = at[len] ? at + len + 1 : NULL;
-    }
-    if (!code && a->json) {
-        json_t *o = several ? json_object() : json_incref(json_array_get(list, 0));
-        if (several)
-            json_object_set(o, "policies", list);
-        code = json_print(&COMMAND, o);
-    } else if (!code) {
-        code = several ? finish_output(&COMMAND) : print_table(&s);
-    }
-    json_decref(list);
+    int code = replay_each(a, progress, &all, &n);
+    if (!code && n > 1)
+        code = print_all(all, n, a->json);
+    else if (!code)
+        code = a->json ? json_print(&COMMAND, json_of(&all[0].s, all[0].policy))
+                       : print_table(&all[0].s);
+    mem_free(all);
     return code;
 }
 

@@ -29,20 +29,20 @@ bool policy_holds(enum policy p, uint32_t passed, bool preempted) {
 
 /* A step takes a + b * rows seconds, so rows * target / seconds comes closer to the target from
  * either side. One slow step at most halves the rows; they grow by a quarter at a time. */
-void pace_note(struct pace *p, uint32_t rows, double seconds, uint32_t most) {
+void pace_note(struct pace *p, uint32_t rows, double seconds) {
     const double low = 0.5, high = 1.25;
     if (!(p->seconds > 0 && seconds > 0) || (rows < p->rows && seconds <= p->seconds))
         return;
     double factor = p->seconds / seconds;
     factor = factor < low ? low : factor > high ? high : factor;
     const double next = (double)rows * factor;
-    p->rows = next >= most ? most : next > 1 ? (uint32_t)(next + 0.5) : 1;
+    p->rows = next >= p->most ? p->most : next > 1 ? (uint32_t)(next + 0.5) : 1;
 }
 
 uint32_t pace_prompt_rows(const struct pace *p, uint32_t generating, uint32_t left) {
     if (!(p->seconds > 0) || !generating)
         return left;
     const uint32_t fit = p->rows > generating ? p->rows - generating : 0,
-                   rows = fit > PACE_LEAST ? fit : PACE_LEAST;
+                   rows = max_u32(fit, max_u32(p->most / PACE_LEAST, 1));
     return rows < left ? rows : left;
 }

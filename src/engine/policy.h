@@ -49,14 +49,16 @@ bool policy_holds(enum policy p, uint32_t passed, bool preempted);
 /* ---- the rows of a step ---------------------------------------------------------------------- */
 
 /* Steps are to take about so many seconds while answers are written: prompts get as many rows as
- * fit, by how long the last steps took, and at least PACE_LEAST. */
-enum { PACE_LEAST = 16 };
+ * fit, by how long the last steps took, and at least one PACE_LEAST-th of a step: if answers alone
+ * take longer than that, waiting would gain nothing. */
+enum { PACE_LEAST = 8 };
 struct pace {
     double seconds; /* 0: no target */
+    uint32_t most;  /* rows of a step */
     uint32_t rows;  /* of the next step */
 };
-/* A step of so many rows took so long. most: rows that a step may have. */
-void pace_note(struct pace *p, uint32_t rows, double seconds, uint32_t most);
+/* A step of so many rows took so long. */
+void pace_note(struct pace *p, uint32_t rows, double seconds);
 /* How many rows prompts may have in a step in which so many tasks generate and `left` rows are
  * left. */
 uint32_t pace_prompt_rows(const struct pace *p, uint32_t generating, uint32_t left);

@@ -20,7 +20,7 @@ kvasir_status sched_create(struct kv_cache *cache, struct prefix_tree *tree,
     s->host = *host;
     s->recurrent = kv_cache_is_recurrent(cache);
     s->changes = 1;
-    s->pace = (struct pace){.seconds = options->step_seconds, .rows = options->step_rows};
+    s->pace = (struct pace){options->step_seconds, options->step_rows, options->step_rows};
     shares_init(&s->shares);
     s->running = mem_calloc(options->max_running, sizeof *s->running);
     s->by_age = mem_calloc(options->max_running, sizeof *s->by_age);
@@ -743,7 +743,7 @@ kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
 }
 
 void sched_note_step(struct sched *s, uint32_t rows, double seconds) {
-    pace_note(&s->pace, rows, seconds, s->options.step_rows);
+    pace_note(&s->pace, rows, seconds);
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */

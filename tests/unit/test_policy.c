@@ -48,13 +48,13 @@ static void test_ages(void **state) {
 /* Steps of a machine that needs 20 ms and 1 ms a row come to take the target, from both sides. */
 static void test_pace(void **state) {
     (void)state;
-    static const double TARGETS[] = {0.05, 0.1, 0.2};
+    static const double TARGETS[] = {0.1, 0.2, 0.3};
     for (int i = 0; i < 3; i++)
         for (uint32_t first = 1; first <= 512; first += 511) {
-            struct pace p = {.seconds = TARGETS[i], .rows = first};
+            struct pace p = {.seconds = TARGETS[i], .most = 512, .rows = first};
             for (int step = 0; step < 60; step++) {
                 const uint32_t rows = 4 + pace_prompt_rows(&p, 4, 508);
-                pace_note(&p, rows, 0.02 + 0.001 * rows, 512);
+                pace_note(&p, rows, 0.02 + 0.001 * rows);
             }
             assert_in_range(p.rows, 1000 * TARGETS[i] - 20 - 2, 1000 * TARGETS[i] - 20 + 2);
         }
@@ -62,26 +62,26 @@ static void test_pace(void **state) {
 
 static void test_pace_limits(void **state) {
     (void)state;
-    struct pace off = {.rows = 512}, p = {.seconds = 0.1, .rows = 512};
-    pace_note(&off, 512, 100, 512);
+    struct pace off = {0, 512, 512}, p = {0.1, 512, 512};
+    pace_note(&off, 512, 100);
     assert_int_equal(pace_prompt_rows(&off, 5, 507), 507);
-    pace_note(&p, 512, 100, 512); /* one slow step */
+    pace_note(&p, 512, 100); /* one slow step */
     assert_int_equal(p.rows, 256);
     assert_int_equal(pace_prompt_rows(&p, 56, 456), 200);
     assert_int_equal(pace_prompt_rows(&p, 0, 512), 512); /* nobody waits for a token */
     for (int i = 0; i < 20; i++)
-        pace_note(&p, 512, 100, 512);
-    pace_note(&p, p.rows, 100, 512);
+        pace_note(&p, 512, 100);
+    pace_note(&p, p.rows, 100);
     for (int i = 0; i < 20; i++)
-        pace_note(&p, p.rows, 100, 512);
+        pace_note(&p, p.rows, 100);
     assert_int_equal(p.rows, 1);
-    assert_int_equal(pace_prompt_rows(&p, 5, 507), PACE_LEAST); /* prompts go on */
+    assert_int_equal(pace_prompt_rows(&p, 5, 507), 512 / PACE_LEAST); /* prompts go on */
     assert_int_equal(pace_prompt_rows(&p, 5, 3), 3);
     for (int i = 0; i < 100; i++) /* steps that are not full say nothing */
-        pace_note(&p, p.rows - 1, 0.001, 512);
+        pace_note(&p, p.rows - 1, 0.001);
     assert_int_equal(p.rows, 1);
     for (int i = 0; i < 100; i++)
-        pace_note(&p, p.rows < PACE_LEAST ? PACE_LEAST : p.rows, 0.001, 512);
+        pace_note(&p, max_u32(p.rows, 64), 0.001);
     assert_int_equal(p.rows, 512);
 }
 
