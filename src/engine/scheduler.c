@@ -484,17 +484,18 @@ static void count_admission(const struct sched *s, struct share *h, const struct
 }
 
 /* SCHED-4. One that does not fit is passed by others (rule 5 of policy.h), of which a step tries a
- * few. Nothing is tried again before somebody has left the waiting or the running tasks. */
+ * few and looks at more that did not fit before. Nothing is tried again before somebody has left
+ * the waiting or the running tasks. */
 static void admit_all(struct sched *s) {
-    enum { TRIES = 4 };
+    enum { SEEN = 1, TRIED = 16, EFFORT = 64 };
     struct task *first_full = NULL;
     struct share *h, *served = NULL;
-    int tries = 0;
+    int effort = 0;
     if (s->no_place_at == s->changes)
         return;
     for (h = &s->shares.common; h; h = h->next)
         candidates_begin(s, h);
-    while (tries < TRIES && (h = shares_least(&s->shares)) != NULL) {
+    while (effort < EFFORT && (h = shares_least(&s->shares)) != NULL) {
         struct task *t = candidates_next(h);
         const bool again = t->admitted, tried = t->full_at == s->changes;
         if (!tried && (waits_on_prefix(s, t) || waits_on_load(s, t)))
@@ -516,7 +517,7 @@ static void admit_all(struct sched *s) {
             h->full = h->full ? h->full : t;
             if (policy_holds(s->options.policy, t->passed, again))
                 break;
-            tries += !tried;
+            effort += tried ? SEEN : TRIED;
         }
     }
     if (served)
