@@ -11,11 +11,11 @@
  *     priority and length, and its oldest prompt gets one of AGED_EACH of its rows.
  *   5 A task that does not fit is passed by at most PASSES others, then all wait for it.
  *
- * What bounds starvation: a task before which k of its tenant's arrived is admitted at that
- * tenant's 4 (k + 1)th admission from then on at the latest, if there is room; if not, after 8 more
- * (of all tenants) running tasks end until there is. From when a prompt is its tenant's oldest it
- * takes at most 4 times as long as alone. k and the older ones' lengths are known: nothing that
- * arrives later delays it by more than that.
+ * What bounds starvation: a task before which k of its tenant's wait is admitted at that tenant's
+ * 4 (k + 1)th admission from then on at the latest, if there is room. If not, each of those k + 1
+ * is passed 8 times more at most, by tasks of all tenants; then running tasks end until it fits.
+ * Once a prompt is the first admitted of its tenant's that run it takes at most 4 times as long as
+ * without the others. Nothing that arrives later delays a task by more than that.
  */
 #ifndef KVASIR_ENGINE_POLICY_H
 #define KVASIR_ENGINE_POLICY_H
