@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cost of the prefix tree at 1,000,000 pages, of the scheduler and of the whole engine at 32
- * sequences, on the null backend, which computes nothing.
+/* The cost of the prefix tree at 1,000,000 pages, of the scheduler and of the whole engine at 16 to
+ * 1,024 sequences, on the null backend, which computes nothing.
  *
  *     tree [PAGES]
  *
  * Prints, with the issue's bounds, how long these take: a lookup of a 32,000-token prompt (all of
- * it stored), storing and evicting a page, and a step of 32 sequences that generate, once the
+ * it stored), storing and evicting a page, and a step of sequences that generate, once the
  * scheduler alone and once the whole engine (medians; for lookups and steps the 99th percentile,
  * too). Exit code 1 if a bound is missed.
  *
@@ -23,7 +23,15 @@
 
 #define MODEL "../shared/models/stories260K/stories260K-f32.gguf"
 
-enum { PROMPT = 32000, LAYERS = 4, BATCH = 32, STEPS = 4000, LOOKUPS = 400, PROMPTS_MAX = 8000 };
+enum {
+    PROMPT = 32000,
+    LAYERS = 4,
+    BATCH = 32,
+    BATCH_MAX = 1024,
+    STEPS = 4000,
+    LOOKUPS = 400,
+    PROMPTS_MAX = 8000
+};
 
 static int missed;
 static void report(const char *what, double value, double bound, const char *unit) {
@@ -146,36 +154,39 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     (void)error;
 }
 
-static void bench_steps(void) {
-    static struct task tasks[BATCH];
+/* n sequences; bound: microseconds. */
+static void bench_steps(uint32_t n, double bound) {
+    static struct task tasks[BATCH_MAX];
     static double times[STEPS];
     enum { LENGTH = 4000 };
     struct world w;
     struct sched *s;
     const struct sched_host host = {.run = host_run, .next = host_next, .ended = host_ended};
-    const struct sched_options options = {.max_running = BATCH, .step_rows = 512};
-    make_world(&w, (uint64_t)4 << 30);
+    const struct sched_options options = {.max_running = n, .step_rows = 4096};
+    char what[64];
+    make_world(&w, (uint64_t)32 << 30);
     need(sched_create(w.cache, w.tree, &options, &host, &s, &err));
-    for (uint32_t i = 0; i < BATCH; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         tasks[i] = (struct task){.salt = "", .n_prompt = LENGTH, .cap = LENGTH + STEPS + 1};
         tasks[i].tokens = malloc(tasks[i].cap * sizeof(int32_t));
         for (uint32_t p = 0; p < LENGTH; p++)
             tasks[i].tokens[p] = (int32_t)(p < LENGTH / 2 ? p : p * 31 + i);
         sched_submit(s, &tasks[i]);
     }
-    uint32_t rows, n = 0;
+    uint32_t rows, done = 0;
     do { /* prompts */
         need(sched_step(s, &rows, &err));
-    } while (rows != BATCH || sched_stats(s).running != BATCH);
-    while (n < STEPS / 2) {
+    } while (rows != n || sched_stats(s).running != n);
+    while (done < STEPS / 4) {
         const double start = clock_seconds();
         need(sched_step(s, &rows, &err));
-        times[n++] = 1e6 * (clock_seconds() - start);
+        times[done++] = 1e6 * (clock_seconds() - start);
     }
-    qsort(times, n, sizeof *times, by_value);
-    report("the scheduler's step of 32 that generate, median", times[n / 2], 50, "us");
-    printf("  99th percentile %.1f us, most %.1f us\n", times[n * 99 / 100], times[n - 1]);
-    for (uint32_t i = 0; i < BATCH; i++) {
+    qsort(times, done, sizeof *times, by_value);
+    snprintf(what, sizeof what, "the scheduler's step of %u that generate, median", n);
+    report(what, times[done / 2], bound, "us");
+    printf("  99th percentile %.1f us, most %.1f us\n", times[done * 99 / 100], times[done - 1]);
+    for (uint32_t i = 0; i < n; i++) {
         sched_cancel(s, &tasks[i]);
         free(tasks[i].tokens);
     }
@@ -259,7 +270,7 @@ static struct backend *idle_backend(void) {
  * once. */
 static struct {
     double times[STEPS], last;
-    uint32_t n, generating;
+    uint32_t n, generating, batch;
     sem_t submitted, done;
 } steps;
 
@@ -275,7 +286,7 @@ static void on_event(void *user, const kvasir_event *e) {
     if (e->kind != KVASIR_EVENT_TOKEN)
         return;
     steps.generating += e->completion_tokens == 1;
-    if (!*first || steps.generating < BATCH)
+    if (!*first || steps.generating < steps.batch)
         return;
     const double now = clock_seconds();
     if (steps.last > 0 && steps.n < STEPS / 2) {
@@ -287,23 +298,25 @@ static void on_event(void *user, const kvasir_event *e) {
 }
 
 /* temp 0 picks the most likely token. */
-static void bench_engine(const kvasir_model *model, float temp, const char *what) {
+static void bench_engine(const kvasir_model *model, float temp, uint32_t batch) {
     enum { LENGTH = 4000 };
+    char what[64];
     static const uint32_t is_first[2] = {1, 0};
     static int32_t tokens[LENGTH];
     kvasir_engine_options o = kvasir_engine_defaults();
     kvasir_engine *e;
     o.context.ctx = LENGTH + 2 * STEPS;
     o.context.kv_bits = "f16"; /* heads of 8 dims: no group size divides them */
-    o.context.prefill_chunk = 512;
-    o.cache_memory_bytes = (uint64_t)4 << 30;
-    o.max_running = BATCH;
+    o.context.prefill_chunk = batch > 512 ? batch : 512;
+    o.cache_memory_bytes = (uint64_t)16 << 30;
+    o.max_running = o.max_waiting = batch;
     need(engine_create_take(model, &o, idle_backend(), NULL, &e, &err));
     steps.n = steps.generating = 0;
+    steps.batch = batch;
     steps.last = 0;
     sem_init(&steps.submitted, 0, 0);
     sem_init(&steps.done, 0, 0);
-    for (uint32_t i = 0; i < BATCH; i++) {
+    for (uint32_t i = 0; i < batch; i++) {
         kvasir_request r = kvasir_request_defaults();
         for (uint32_t p = 0; p < LENGTH; p++)
             tokens[p] = (int32_t)((p < LENGTH / 2 ? p : p * 31 + i) % 256) + 3;
@@ -323,10 +336,12 @@ static void bench_engine(const kvasir_model *model, float temp, const char *what
     sem_destroy(&steps.submitted);
     sem_destroy(&steps.done);
     qsort(steps.times, steps.n, sizeof *steps.times, by_value);
+    snprintf(what, sizeof what, "the engine's step of %u, 512 tokens, temperature %g", batch,
+             (double)temp);
     if (temp > 0) /* no bound: the cost depends on the size of the vocabulary */
         printf("%-52s %10.3f us\n", what, steps.times[steps.n / 2]);
     else
-        report(what, steps.times[steps.n / 2], 50, "us");
+        report(what, steps.times[steps.n / 2], batch * 50. / BATCH, "us");
     printf("  99th percentile %.1f us, most %.1f us\n", steps.times[steps.n * 99 / 100],
            steps.times[steps.n - 1]);
 }
@@ -337,8 +352,10 @@ static void bench_engines(void) {
         printf("the engine: skipped: %s\n", err.text);
         return;
     }
-    bench_engine(model, 0, "the engine's step of 32, greedy, 512 tokens, median");
-    bench_engine(model, 1, "the same at temperature 1, median");
+    bench_engine(model, 0, BATCH);
+    bench_engine(model, 1, BATCH);
+    bench_engine(model, 0, BATCH_MAX / 4);
+    bench_engine(model, 0, BATCH_MAX);
     kvasir_model_close(model);
 }
 
@@ -349,7 +366,9 @@ int main(int argc, char **argv) {
         return 2;
     }
     bench_tree((uint32_t)pages);
-    bench_steps();
+    static const uint32_t SIZES[] = {16, 32, 128, 512, BATCH_MAX};
+    for (size_t i = 0; i < sizeof SIZES / sizeof *SIZES; i++) /* linear: 50 us at 32 */
+        bench_steps(SIZES[i], SIZES[i] * 50. / BATCH);
     bench_engines();
     return missed;
 }

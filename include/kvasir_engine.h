@@ -59,6 +59,9 @@ typedef struct kvasir_engine_options {
     void (*on_note)(void *user, const char *line);
     void *note_user;
     uint64_t cache_remote_tenant_bytes; /* that cache_remote takes of one salt; 0: no limit */
+    /* While answers are written, prompts get only as many tokens of a step as keep it near so many
+     * milliseconds, by how long the last steps took. 0: prefill_chunk alone limits a step */
+    uint32_t target_step_ms;
 } kvasir_engine_options;
 KVASIR_API void kvasir_engine_init(kvasir_engine_options *options, size_t struct_size,
                                    size_t context_size);
@@ -236,6 +239,9 @@ typedef struct kvasir_request {
      * KVASIR_TOP_LOGPROBS_MAX. Only with n 1; not together with embed and grammar. */
     const int32_t *asked_tokens;
     size_t n_asked_tokens;
+    /* Of the tenant's requests that wait those of the lowest priority start first, and their
+     * prompts are computed first; but every fourth that starts is the one that waits longest. */
+    int32_t priority;
 } kvasir_request;
 KVASIR_API void kvasir_request_init(kvasir_request *request, size_t struct_size,
                                     size_t sampling_size);

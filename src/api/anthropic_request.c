@@ -402,6 +402,7 @@ static const struct {
     {"stop_sequences", "stop"},
     {"stream", "stream"},
     {"cache_salt", "cache_salt"},
+    {"priority", "priority"},
     {"control_tokens", "control_tokens"},
     {"cache", "cache"},
     {"min_p", "min_p"},

@@ -148,7 +148,6 @@ static const struct api_field FIELDS[] = {
     HARMLESS("draft_model"),
     HARMLESS("num_draft_tokens"),
     HARMLESS("keep_alive"),
-    HARMLESS("priority"),
 };
 /* clang-format on */
 
@@ -295,6 +294,7 @@ static const char *const OFTEN[] = {
     "continue_final_message",
     "add_generation_prompt",
     "cache_salt",
+    "priority",
     "previous_response_id",
     "truncation",
     "session",

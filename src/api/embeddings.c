@@ -181,8 +181,8 @@ static bool rerank_read(const struct api_setup *setup, struct api_body *body,
 }
 
 static enum api_want embeddings_wants(const char *name, size_t len, const char **known) {
-    static const char *const TREES[] = {"model", "cache_salt", "encoding_format", "dimensions",
-                                        NULL};
+    static const char *const TREES[] = {"model",           "cache_salt", "priority",
+                                        "encoding_format", "dimensions", NULL};
     static const char *const INPUT[] = {"input", NULL};
     static const struct api_names LISTS[] = {{API_TREE, TREES}, {API_PROMPT, INPUT}};
     return api_want_of(LISTS, 2, name, len, known);
@@ -190,7 +190,7 @@ static enum api_want embeddings_wants(const char *name, size_t len, const char *
 
 /* Of /api/embed. */
 static enum api_want embed_wants(const char *name, size_t len, const char **known) {
-    static const char *const TREES[] = {"model",   "cache_salt", "dimensions",
+    static const char *const TREES[] = {"model",   "cache_salt", "priority", "dimensions",
                                         "options", "truncate",   NULL};
     static const char *const INPUT[] = {"input", NULL};
     static const struct api_names LISTS[] = {{API_TREE, TREES}, {API_PROMPT, INPUT}};
@@ -199,15 +199,17 @@ static enum api_want embed_wants(const char *name, size_t len, const char **know
 
 /* Of /api/embeddings. */
 static enum api_want prompt_wants(const char *name, size_t len, const char **known) {
-    static const char *const TREES[] = {"model", "cache_salt", "options", "truncate", NULL};
+    static const char *const TREES[] = {"model",   "cache_salt", "priority",
+                                        "options", "truncate",   NULL};
     static const char *const PROMPT[] = {"prompt", NULL};
     static const struct api_names LISTS[] = {{API_TREE, TREES}, {API_PROMPT, PROMPT}};
     return api_want_of(LISTS, 2, name, len, known);
 }
 
 static enum api_want rerank_wants(const char *name, size_t len, const char **known) {
-    static const char *const TREES[] = {"model", "cache_salt",       "query",       "documents",
-                                        "top_n", "return_documents", "instruction", NULL};
+    static const char *const TREES[] = {
+        "model", "cache_salt",       "priority",    "query", "documents",
+        "top_n", "return_documents", "instruction", NULL};
     static const struct api_names LISTS[] = {{API_TREE, TREES}};
     return api_want_of(LISTS, 1, name, len, known);
 }

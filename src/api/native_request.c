@@ -107,8 +107,9 @@ static bool read_gap(struct reading *r) {
 /* ---- fields ---------------------------------------------------------------------------------- */
 
 /* Fields of the same name and meaning. */
-static const char *const COPIED[] = {"stream", "grammar",        "json_schema", "model",
-                                     "cache",  "control_tokens", "cache_salt",  NULL};
+static const char *const COPIED[] = {"stream",     "grammar",  "json_schema",
+                                     "model",      "cache",    "control_tokens",
+                                     "cache_salt", "priority", NULL};
 static const char *const NAMES[] = {
     "prompt", "input_prefix",  "input_suffix",    "input_extra",         "n_probs",    "n",
     "n_cmpl", "return_tokens", "response_fields", "post_sampling_probs", "image_data", "lora",

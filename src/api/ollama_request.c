@@ -146,7 +146,8 @@ static bool read_format(struct reading *r) {
 }
 
 /* Fields of ours that are the same everywhere. */
-static const char *const COPIED[] = {"cache_salt", "control_tokens", "cache", "stream", NULL};
+static const char *const COPIED[] = {"cache_salt", "priority", "control_tokens",
+                                     "cache",      "stream",   NULL};
 
 /* A chat has a flag and a number, a completion the number alone. */
 static bool read_logprobs(struct reading *r, bool chat) {

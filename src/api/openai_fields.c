@@ -315,6 +315,15 @@ static bool read_salt(struct api_request *r, json_t *body, struct api_error *err
            api_refuse(err, "cache_salt", "%zu bytes, at most %d are allowed", n, SALT_MAX);
 }
 
+/* vLLM's: the lowest goes first. */
+static bool read_priority(struct api_request *r, json_t *body, struct api_error *err) {
+    json_int_t priority = 0;
+    if (!api_whole(body, "priority", INT32_MIN, INT32_MAX, &priority, err))
+        return false;
+    r->engine.priority = (int32_t)priority;
+    return true;
+}
+
 /* "cache": {"no_store": true} or {"ttl": 60, "pin": true} */
 static bool read_cache(struct api_request *r, json_t *body, struct api_error *err) {
     json_t *cache = api_get(body, "cache"), *value;
@@ -360,7 +369,7 @@ static bool read_model(struct api_request *r, json_t *body, struct api_error *er
 bool openai_read_names(const struct api_setup *setup, json_t *body, struct api_request *r,
                        struct api_error *err) {
     r->model = setup->model;
-    return read_model(r, body, err) && read_salt(r, body, err);
+    return read_model(r, body, err) && read_salt(r, body, err) && read_priority(r, body, err);
 }
 
 bool openai_read_fields(const struct api_setup *setup, struct api_body *from, struct api_request *r,
@@ -383,6 +392,7 @@ bool openai_read_fields(const struct api_setup *setup, struct api_body *from, st
  * trees. Names in REALS need not be here, nor those of openai_constraint.c. */
 static const char *const ALL[] = {"model",
                                   "cache_salt",
+                                  "priority",
                                   "cache",
                                   "control_tokens",
                                   "prompt_cache",

@@ -17,7 +17,7 @@ bool openai_read_call(json_t *call, size_t i, size_t k, struct api_error *err);
 /* openai_fields.c: all fields but the prompt, and the names of those that are read. */
 bool openai_read_fields(const struct api_setup *setup, struct api_body *body, struct api_request *r,
                         struct api_error *err);
-/* Of them, "model" and "cache_salt". */
+/* Of them, "model", "cache_salt" and "priority". */
 bool openai_read_names(const struct api_setup *setup, json_t *body, struct api_request *r,
                        struct api_error *err);
 enum api_want openai_wants(enum api_kind api, const char *name, size_t len, const char **known);

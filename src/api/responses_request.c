@@ -59,6 +59,7 @@ static const struct {
     {"frequency_penalty", "frequency_penalty"},
     {"chat_template_kwargs", "chat_template_kwargs"},
     {"cache_salt", "cache_salt"},
+    {"priority", "priority"},
     {"control_tokens", "control_tokens"},
     {"cache", "cache"},
 };

@@ -55,6 +55,7 @@ static enum api_want sessions_wants(const char *name, size_t len, const char **k
                                         "chat_template_kwargs",
                                         "control_tokens",
                                         "cache_salt",
+                                        "priority",
                                         "ttl",
                                         "pin",
                                         NULL};

@@ -290,6 +290,10 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
     {.name = "--max-num-seqs", .value = "N", .kind = OPTION_U32, .min = 1, .max = 65536,           \
      .offset = offsetof(type, engine.options.max_running),                                         \
      .help = "maximum number of sequences that run at the same time"},                             \
+    {.name = "--target-step-ms", .value = "N", .kind = OPTION_U32, .max = 60000,                   \
+     .offset = offsetof(type, engine.options.target_step_ms), .shown = "0, none",                  \
+     .help = "while answers are written, prompts get only as many tokens of a step as keep it "    \
+             "near N ms"},                                                                         \
     {.name = "--kv-cache-quantization-bits", .value = "K,V", .kind = OPTION_TEXT,                  \
      .number_too = true,                                                                           \
      .offset = offsetof(type, engine.options.stored_kv_bits), .shown = "unchanged",                \

@@ -89,6 +89,8 @@ static const struct foreign FLAGS[] = {
     {{"--trust-remote-code"}, NOTED, NULL, NULL, "no code of a model is ever run"},
     {{"--enable-auto-tool-choice"}, NOTED, NULL, NULL, ALWAYS},
     {{"--enable-chunked-prefill"}, NOTED, NULL, NULL, ALWAYS},
+    {{"--scheduling-policy"}, NOTED, NULL, "priority fcfs",
+     "the shortest goes first, by \"priority\", with ageing"},
     {{"--enforce-eager"}, NOTED, NULL, NULL, "there are no graphs to capture"},
     {{"--block-size"}, NOTED, NULL, "", "pages have 64 tokens"},
     {{"--tensor-parallel-size", "-tp"}, NOTED, NULL, "1", GPU},

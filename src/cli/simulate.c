@@ -8,7 +8,7 @@
 
 struct simulate_args {
     lab_simulate_options options;
-    const char *budget, *disk, *remote;
+    const char *budget, *disk, *remote, *policies;
     float speed, bandwidth, compute, weight_bits; /* GB/s, 10^12 operations/s */
     float disk_bandwidth, remote_bandwidth;       /* GB/s */
     uint32_t random;                              /* programs; 0: a trace */
@@ -56,6 +56,14 @@ static const struct option OPTIONS[] = {
      .min = 1, .max = 4096, .help = "maximum number of requests that run at the same time"},
     {.name = "--prefill-chunk", .value = "N", .kind = OPTION_U32, ROW(options.prefill_chunk),
      .min = 1, .max = 4096, .help = "maximum tokens in a step, over all requests"},
+    {.name = "--target-step-ms", .value = "N", .kind = OPTION_U32,
+     ROW(options.target_step_ms), .max = 60000, .shown = "0, none",
+     .help = "while answers are written, prompts get only as many tokens of a step as keep it "
+             "near N ms"},
+    {.name = "--policy", .value = "P,...", .kind = OPTION_TEXT, ROW(policies),
+     .initial = "shortest",
+     .help = "who is served first; several are compared: shortest, as the server does it; equal: "
+             "by arrival, and prompts get equal parts of a step; fcfs: by arrival"},
     {.name = "--no-prefix-cache", .kind = OPTION_FLAG, ROW(options.no_prefix_cache),
      .help = "do not store prefixes for later requests"},
     {.name = "--bandwidth", .value = "X", .kind = OPTION_FLOAT, ROW(bandwidth), .initial = "4800",
@@ -213,10 +221,16 @@ static int print_table(const lab_simulation *s) {
     print_spread("queued", &s->queued);
     print_spread("first token", &s->first_token);
     print_spread("last token", &s->total);
+    print_spread("step", &s->step);
     printf("\nsimulated in %.2f s, %.2f us of the engine a step, peak memory %s\n", s->wall_seconds,
            1e6 * ratio(s->engine_seconds, steps),
            human_bytes((double)memory_resident_peak_bytes(), memory));
     return finish_output(&COMMAND);
+}
+
+/* Of answers. */
+static double tokens_per_second(const lab_simulation *s) {
+    return ratio((double)s->stats.generated_tokens, s->virtual_seconds);
 }
 
 static void put_spread(json_t *object, const char *key, const lab_spread *s) {
@@ -263,9 +277,10 @@ static void put_tiers(json_t *object, const lab_simulation *s) {
     json_object_set_new(object, "tiers", list);
 }
 
-static int print_json(const lab_simulation *s) {
+static json_t *json_of(const lab_simulation *s, const char *policy) {
     const kvasir_engine_stats *e = &s->stats;
     json_t *o = json_object();
+    put_text(o, "policy", policy);
     put_whole(o, "requests", s->requests);
     put_text(o, "model_shape", s->shape);
     put_text(o, "kv_format", s->kv_format);
@@ -298,16 +313,100 @@ static int print_json(const lab_simulation *s) {
     put_spread(o, "queued_seconds", &s->queued);
     put_spread(o, "first_token_seconds", &s->first_token);
     put_spread(o, "total_seconds", &s->total);
+    put_spread(o, "step_seconds", &s->step);
+    put_real(o, "tokens_per_second", tokens_per_second(s));
     put_real(o, "wall_seconds", s->wall_seconds);
     put_real(o, "engine_seconds", s->engine_seconds);
     put_whole(o, "peak_memory_bytes", memory_resident_peak_bytes());
-    return json_print(&COMMAND, o);
+    return o;
+}
+
+/* ---- several policies ------------------------------------------------------------------------ */
+
+static void print_policy(const char *name, const lab_simulation *s) {
+    printf("%-10s %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %9.1f %8.1f %8.3f %7llu\n", name,
+           s->first_token.mean, s->first_token.p50, s->first_token.p99, s->first_token.max,
+           s->total.mean, s->total.p99, tokens_per_second(s), 1e3 * s->step.p99, 100 * s->hit_rate,
+           (unsigned long long)s->stats.preemptions);
+}
+
+static void print_policies_head(const lab_simulation *s) {
+    print_requests(s);
+    printf("\n%-10s %35s %17s\n", "", "first token, seconds", "last token");
+    printf("%-10s %8s %8s %8s %8s %8s %8s %9s %8s %8s %7s\n", "policy", "mean", "p50", "p99", "max",
+           "mean", "p99", "tokens/s", "step p99", "hits %", "preempt");
+}
+
+/* One of the policies, which `name` becomes. */
+static int replay_one(struct simulate_args *a, const char *name, struct progress *progress,
+                      lab_simulation *s) {
+    kvasir_error err;
+    a->options.policy = name;
+    progress_start(progress, a->quiet ? NULL : "replaying", a->options.limit, "requests");
+    const kvasir_status status = lab_simulate(&a->options, s, &err);
+    progress_end(progress);
+    if (status == KVASIR_ERR_CANCELLED)
+        return EXIT_INTERRUPTED;
+    return status == KVASIR_OK ? EXIT_GOOD : library_error(&COMMAND, &err);
+}
+
+struct outcome {
+    char policy[40];
+    lab_simulation s;
+};
+
+/* Runs the comma-separated policies. *all [*n]: what came of them. */
+static int replay_each(struct simulate_args *a, struct progress *progress, struct outcome **all,
+                       size_t *n) {
+    size_t cap = 0;
+    for (const char *at = a->policies, *end; at; at = *end ? end + 1 : NULL) {
+        end = at + strcspn(at, ",");
+        if (!ARRAY_GROW(*all, cap, *n + 1))
+            return run_error(&COMMAND, "out of memory");
+        struct outcome *o = &(*all)[*n];
+        snprintf(o->policy, sizeof o->policy, "%.*s", (int)(end - at), at);
+        const int code = replay_one(a, o->policy, progress, &o->s);
+        if (code)
+            return code;
+        ++*n;
+    }
+    return EXIT_GOOD;
+}
+
+static int print_all(const struct outcome *all, size_t n, bool json) {
+    json_t *object, *list = json ? json_array() : NULL;
+    if (!json)
+        print_policies_head(&all[0].s);
+    for (size_t i = 0; i < n; i++)
+        if (json)
+            json_array_append_new(list, json_of(&all[i].s, all[i].policy));
+        else
+            print_policy(all[i].policy, &all[i].s);
+    if (!json)
+        return finish_output(&COMMAND);
+    object = json_object();
+    json_object_set_new(object, "policies", list);
+    return json_print(&COMMAND, object);
+}
+
+static int replay_all(struct simulate_args *a, struct progress *progress) {
+    struct outcome *all = NULL;
+    size_t n = 0;
+    if (strchr(a->policies, ',') && strcmp(a->options.trace, "-") == 0)
+        return usage_error(&COMMAND, "--policy: several need a --trace that is a file: standard "
+                                     "input can be read once");
+    int code = replay_each(a, progress, &all, &n);
+    if (!code && n > 1)
+        code = print_all(all, n, a->json);
+    else if (!code)
+        code = a->json ? json_print(&COMMAND, json_of(&all[0].s, all[0].policy))
+                       : print_table(&all[0].s);
+    mem_free(all);
+    return code;
 }
 
 static int replay(struct simulate_args *a, struct progress *progress) {
     lab_simulate_options *o = &a->options;
-    lab_simulation s;
-    kvasir_error err;
     int code = read_size("--budget", a->budget, &o->budget_bytes, &o->budget_percent);
     if (!code)
         code = read_size("--disk", a->disk, &o->disk_bytes, NULL);
@@ -323,14 +422,7 @@ static int replay(struct simulate_args *a, struct progress *progress) {
     o->remote_bandwidth = (double)a->remote_bandwidth * 1e9;
     o->on_progress = on_progress;
     o->user = progress;
-    progress_start(progress, a->quiet ? NULL : "replaying", o->limit, "requests");
-    const kvasir_status status = lab_simulate(o, &s, &err);
-    progress_end(progress);
-    if (status == KVASIR_ERR_CANCELLED)
-        return EXIT_INTERRUPTED;
-    if (status != KVASIR_OK)
-        return library_error(&COMMAND, &err);
-    return a->json ? print_json(&s) : print_table(&s);
+    return replay_all(a, progress);
 }
 
 /* ---- random requests ------------------------------------------------------------------------- */

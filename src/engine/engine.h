@@ -35,6 +35,7 @@
 #include "files/files.h"
 #include "kvasir.h"
 #include "model/model.h"
+#include "util/ranked.h"
 
 struct kvasir_tokenizer {
     char *path;                  /* of the checkpoint */
@@ -123,15 +124,16 @@ void cache_format_text(const struct kv_cache *c, char text[64]); /* the first gr
 struct step_buffers {
     int32_t *tokens;            /* [prefill_chunk] */
     uint32_t *pos, *logit_rows; /* the same */
-    uint32_t *order;            /* the same: parts by cost, highest first */
-    uint32_t *first_row;        /* the same: of a part */
-    struct batch_seq *seqs;     /* the same */
-    struct kv_view *views;      /* [layer group][sequence] */
-    struct state_view *states;  /* [prefill_chunk] */
-    bool *hidden;               /* the same: of logit_rows, those whose states are wanted instead */
-    uint32_t wanted;            /* rows of logit_rows */
-    uint32_t slice, slice_end;  /* of those, the rows whose results are in host memory */
-    const float *results;       /* theirs, until the next slice: [rows][vocab], or states */
+    struct ranked *order;       /* the same: parts by cost, highest first */
+    struct ranked *order_scratch;
+    uint32_t *first_row;       /* the same: of a part */
+    struct batch_seq *seqs;    /* the same */
+    struct kv_view *views;     /* [layer group][sequence] */
+    struct state_view *states; /* [prefill_chunk] */
+    bool *hidden;              /* the same: of logit_rows, those whose states are wanted instead */
+    uint32_t wanted;           /* rows of logit_rows */
+    uint32_t slice, slice_end; /* of those, the rows whose results are in host memory */
+    const float *results;      /* theirs, until the next slice: [rows][vocab], or states */
 };
 
 struct kvasir_context {

@@ -266,8 +266,11 @@ static void *engine_thread(void *user) {
         sched_collect(e->sched, start);
         /* on an error the scheduler has ended its tasks with it */
         const kvasir_status status = sched_step(e->sched, &rows, &err);
-        if (rows && status == KVASIR_OK)
-            stats_note_step(e, rows, clock_seconds() - start);
+        if (rows && status == KVASIR_OK) {
+            const double seconds = clock_seconds() - start;
+            stats_note_step(e, rows, seconds);
+            sched_note_step(e->sched, rows, seconds);
+        }
         idle = rows == 0 && !more && !requantize(e, true) &&
                !(e->tiers && tiers_rest(e->tiers, REST_NODES)) &&
                !kv_pool_rest(kv_cache_pool(e->ctx->cache));
@@ -344,6 +347,7 @@ static kvasir_status make_scheduler(struct kvasir_engine *e, kvasir_error *err) 
         .tiers = e->tiers,
         .max_running = e->max_running,
         .step_rows = s->prefill_chunk,
+        .step_seconds = e->target_step_ms / 1e3,
         .snapshot_tokens = s->snapshot_tokens ? s->snapshot_tokens : POINTS_TOKENS,
         .points_near_ends = s->cache.state_bytes <= budget / MANY_STATES};
     const struct sched_host host = request_host(e);
@@ -367,6 +371,7 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     TRY(status);
     const struct model_config *config = model_config(e->model->model);
     e->max_waiting = o->max_waiting;
+    e->target_step_ms = o->target_step_ms;
     e->rotates = e->ctx->options.cache.max_size != 0;
     TRY(settle_running(e, o, err));
     TRY(picks_init(e, err));

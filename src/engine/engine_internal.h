@@ -142,7 +142,7 @@ struct kvasir_engine {
     const float *logits;               /* [vocab] of the row that host_next handles, or */
     const float *state;                /* [dim] its state */
     uint64_t fixed_bytes, tiers_bytes; /* of the budget: buffers of steps; of tiers */
-    uint32_t max_running, max_waiting;
+    uint32_t max_running, max_waiting, target_step_ms;
     uint32_t fit_tokens; /* the longest sequence that fits the budget alone */
     bool rotates;
     kvasir_context_info info; /* at the start */

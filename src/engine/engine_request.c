@@ -403,6 +403,7 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
         .cap = cap,
         .tenant = r->tenant,
         .weight = r->weight,
+        .priority = r->priority,
         .every_row = index == 0 && (r->prompt_logprobs >= 0 || r->embed == KVASIR_POOLING_MEAN),
         .hidden = r->embed != KVASIR_POOLING_NONE,
         .no_store = r->no_store,

@@ -20,11 +20,16 @@ kvasir_status sched_create(struct kv_cache *cache, struct prefix_tree *tree,
     s->host = *host;
     s->recurrent = kv_cache_is_recurrent(cache);
     s->changes = 1;
+    s->pace = (struct pace){options->step_seconds, options->step_rows, options->step_rows};
     shares_init(&s->shares);
     s->running = mem_calloc(options->max_running, sizeof *s->running);
+    s->by_age = mem_calloc(options->max_running, sizeof *s->by_age);
+    s->prompts = mem_calloc(options->max_running, sizeof *s->prompts);
+    s->prompts_scratch = mem_calloc(options->max_running, sizeof *s->prompts_scratch);
     s->parts = mem_calloc(options->max_running, sizeof *s->parts);
     s->part_tasks = mem_calloc(options->max_running, sizeof *s->part_tasks);
-    if (!s->running || !s->parts || !s->part_tasks) {
+    if (!s->running || !s->by_age || !s->prompts || !s->prompts_scratch || !s->parts ||
+        !s->part_tasks) {
         sched_destroy(s);
         return fail(err, KVASIR_ERR_MEMORY, "scheduler: out of memory");
     }
@@ -38,63 +43,12 @@ void sched_destroy(struct sched *s) {
     ASSERT(!s->stats.waiting && !s->n_running);
     shares_deinit(&s->shares);
     mem_free(s->running);
+    mem_free(s->by_age);
+    mem_free(s->prompts);
+    mem_free(s->prompts_scratch);
     mem_free(s->parts);
     mem_free(s->part_tasks);
     mem_free(s);
-}
-
-struct sched_stats sched_stats(const struct sched *s) {
-    struct sched_stats stats = s->stats;
-    stats.running = s->n_running;
-    return stats;
-}
-
-static void put_tiers(const struct sched *s, kvasir_engine_stats *stats) {
-    struct tiers_stats tiers;
-    tiers_get_stats(s->tiers, &tiers);
-    stats->tier_loads = tiers.loads;
-    stats->tier_tokens = tiers.loaded_tokens;
-    stats->tier_pages = tiers.loaded_pages;
-    stats->tier_bytes = tiers.loaded_bytes;
-    stats->tier_loads_slow = tiers.loads_slow;
-    stats->tier_loads_late = tiers.loads_late;
-    stats->tier_loads_cut = tiers.loads_cut;
-    stats->tier_offered_pages = tiers.offered_pages;
-    stats->tier_unwritten_pages = tiers.unwritten_pages;
-}
-
-kvasir_engine_stats sched_engine_stats(const struct sched *s) {
-    const struct sched_stats of = sched_stats(s);
-    const struct kv_pool_stats pool = kv_pool_stats(s->pool);
-    const struct tree_stats tree = s->tree ? tree_stats(s->tree) : (struct tree_stats){0};
-    kvasir_engine_stats stats = {
-        .running = of.running,
-        .waiting = of.waiting,
-        .steps = of.steps,
-        .preemptions = of.preemptions,
-        .prompt_tokens = of.prompt_tokens,
-        .cached_tokens = of.cached_tokens,
-        .generated_tokens = of.generated_tokens,
-        .rerun_tokens = of.rerun_tokens,
-        .budget_bytes = pool.budget_bytes,
-        .used_bytes = pool.used_bytes + pool.charged_bytes,
-        .peak_bytes = pool.peak_bytes,
-        .stored_bytes = s->tree ? tree_stored_bytes(s->tree) : 0,
-        .stored_entries = tree.entries,
-        .stored_tokens = tree.tokens,
-        .tree_nodes = tree.nodes,
-        .store_rejections = tree.rejections,
-        .evicted_pages = tree.evicted_pages,
-        .requantized_pages = tree.requantized_pages,
-        .pinned_bytes = tree.pinned_bytes,
-        .expired_tokens = tree.expired_tokens,
-        .resident_bytes = pool.resident_bytes + pool.table_bytes + pool.charged_bytes,
-    };
-    memcpy(stats.hits, of.hits, sizeof stats.hits);
-    memcpy(stats.misses, of.misses, sizeof stats.misses);
-    if (s->tiers)
-        put_tiers(s, &stats);
-    return stats;
 }
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
@@ -133,12 +87,40 @@ static uint64_t outstanding(const struct sched *s) {
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
+/* How the task ranks among those that wait (policy.h): by what there is to compute now. */
+static uint64_t waiting_rank(const struct sched *s, const struct task *t) {
+    uint32_t stored = t->from_host;
+    if (t->admitted)
+        return RANK_FIRST;
+    if (s->options.policy == POLICY_SHORTEST && s->tree && !t->detached)
+        stored = tree_look(s->tree, t->salt, t->salt_len, t->tokens, findable(t)).length;
+    return policy_rank(s->options.policy, t->priority, t->n_tokens - stored);
+}
+
 static void waiting_insert(struct sched *s, struct task *t) {
+    t->rank = waiting_rank(s, t);
+    t->full_at = t->passed = 0;
     share_insert(t->share, t);
     t->state = TASK_WAITING;
     s->stats.waiting++;
-    if (t->share->first == t)
-        t->share->full_at = 0;
+    if (t->share->first == t) /* what the tiers have of it may be loaded meanwhile */
+        s->no_place_at = 0;
+}
+
+/* What is stored has changed since they came: looks at some of those that wait again, in turn. */
+static void waiting_look(struct sched *s, struct share *h) {
+    enum { LOOKS = 4 };
+    struct task *t = h->look ? h->look : h->first;
+    for (int i = 0; i < LOOKS && t; i++) {
+        struct task *next = t->next;
+        const uint64_t rank = waiting_rank(s, t);
+        if (rank != t->rank) {
+            share_remove(h, t);
+            t->rank = rank;
+            share_insert(h, t);
+        }
+        h->look = t = next;
+    }
 }
 
 static void waiting_remove(struct sched *s, struct task *t) {
@@ -148,18 +130,27 @@ static void waiting_remove(struct sched *s, struct task *t) {
 }
 
 static void running_add(struct sched *s, struct task *t) {
+    uint32_t at = s->n_running;
     ASSERT(s->n_running < s->options.max_running && t->seq);
     t->state = TASK_RUNNING;
+    for (; at > 0 && s->by_age[at - 1]->admission > t->admission; at--)
+        s->by_age[at] = s->by_age[at - 1];
+    s->by_age[at] = t;
     s->running[s->n_running++] = t;
 }
 
-static void running_remove(struct sched *s, struct task *t) {
+static void list_remove(struct task **list, uint32_t n, const struct task *t) {
     uint32_t i = 0;
-    while (i < s->n_running && s->running[i] != t)
+    while (i < n && list[i] != t)
         i++;
-    ASSERT(i < s->n_running);
+    ASSERT(i < n);
+    memmove(list + i, list + i + 1, (n - i - 1) * sizeof *list);
+}
+
+static void running_remove(struct sched *s, struct task *t) {
+    list_remove(s->running, s->n_running, t);
+    list_remove(s->by_age, s->n_running, t);
     s->n_running--;
-    memmove(s->running + i, s->running + i + 1, (s->n_running - i) * sizeof *s->running);
     s->changes++;
 }
 
@@ -426,26 +417,28 @@ void sched_collect(struct sched *s, double now) {
 
 /* ---- admission ------------------------------------------------------------------------------- */
 
-/* False: the task has to wait for room. */
-static bool admit(struct sched *s, struct task *t) {
+enum admission { ADMITTED, FAILED, NO_PLACE, NO_ROOM };
+
+static enum admission admit(struct sched *s, struct task *t) {
     struct tree_hit hit;
     kvasir_error err;
-    if (places_taken(s) + 1 + following(t) > s->options.max_running)
-        return false;
-    if (!fits_beside_loads(s, t))
-        return false;
+    const uint32_t places = places_taken(s) + 1;
+    if (places > s->options.max_running)
+        return NO_PLACE;
+    if (places + following(t) > s->options.max_running || !fits_beside_loads(s, t))
+        return NO_ROOM;
     if (!t->looked)
         t->looked_at = clock_seconds();
     kvasir_status status = begin(s, t, &hit, &err);
     if (status == KVASIR_OK && s->n_running > 0 && !has_room(s, t)) {
         release(s, t);
-        return false;
+        return NO_ROOM;
     }
     if (status == KVASIR_OK)
         status = reserve(s, t, &err);
     if (status == KVASIR_ERR_BUDGET && s->n_running > 0) {
         release(s, t);
-        return false;
+        return NO_ROOM;
     }
     if (status == KVASIR_OK) {
         note_admission(s, t, &hit);
@@ -455,26 +448,80 @@ static bool admit(struct sched *s, struct task *t) {
     if (status != KVASIR_OK) {
         release(s, t);
         finish(s, t, END_FAILED, &err);
-        return true;
+        return FAILED;
     }
     waiting_remove(s, t);
     running_add(s, t);
     close_load(s, t); /* its sequence has the pages now */
-    return true;
+    return ADMITTED;
 }
 
+/* The oldest task first if it is its turn, unless one that was preempted waits; then by rank. */
+static void candidates_begin(const struct sched *s, struct share *h) {
+    const bool aged =
+        h->first && !h->first->admitted && policy_is_aged_turn(s->options.policy, h->since);
+    h->aged = aged ? share_oldest(h) : NULL;
+    h->candidate = aged ? h->aged : h->first;
+    h->full = NULL;
+}
+
+static struct task *candidates_next(struct share *h) {
+    struct task *t = h->candidate;
+    h->candidate = t == h->aged ? h->first : t->next;
+    if (h->candidate && h->candidate == h->aged)
+        h->candidate = h->aged->next;
+    return t;
+}
+
+/* t is no more among those that wait. again: after a preemption. */
+static void count_admission(const struct sched *s, struct share *h, const struct task *t,
+                            bool again) {
+    if (again)
+        return;
+    h->since = t == h->aged ? 0 : h->since + 1;
+    if (policy_is_aged_turn(s->options.policy, h->since))
+        candidates_begin(s, h);
+}
+
+/* SCHED-4. One that does not fit is passed by others (rule 5 of policy.h), of which a step tries a
+ * few and looks at more that did not fit before. Nothing is tried again before somebody has left
+ * the waiting or the running tasks. */
 static void admit_all(struct sched *s) {
-    struct share *h;
+    enum { SEEN = 1, TRIED = 16, EFFORT = 64 };
+    struct task *first_full = NULL;
+    struct share *h, *served = NULL;
+    int effort = 0;
+    if (s->no_place_at == s->changes)
+        return;
     for (h = &s->shares.common; h; h = h->next)
-        h->candidate = h->first;
-    while ((h = shares_least(&s->shares)) != NULL && h->full_at != s->changes) {
-        struct task *t = h->candidate;
-        h->candidate = t->next;
-        if (!waits_on_prefix(s, t) && !waits_on_load(s, t) && !admit(s, t)) {
-            h->full_at = s->changes;
-            return;
+        candidates_begin(s, h);
+    while (effort < EFFORT && (h = shares_least(&s->shares)) != NULL) {
+        struct task *t = candidates_next(h);
+        const bool again = t->admitted, tried = t->full_at == s->changes;
+        if (!tried && (waits_on_prefix(s, t) || waits_on_load(s, t)))
+            continue;
+        const enum admission got = tried ? NO_ROOM : admit(s, t);
+        if (got == ADMITTED) {
+            if (h->full)
+                h->full->passed++;
+            if (first_full && first_full != h->full)
+                first_full->passed++;
+            count_admission(s, h, t, again);
+            served = h;
+        } else if (got == NO_PLACE) {
+            s->no_place_at = s->changes;
+            break;
+        } else if (got == NO_ROOM) {
+            t->full_at = s->changes;
+            first_full = first_full ? first_full : t;
+            h->full = h->full ? h->full : t;
+            if (policy_holds(s->options.policy, t->passed, again))
+                break;
+            effort += tried ? SEEN : TRIED;
         }
     }
+    if (served)
+        waiting_look(s, served);
 }
 
 /* ---- pages ----------------------------------------------------------------------------------- */
@@ -495,14 +542,6 @@ static bool has_room_for_state(const struct sched *s) {
     return p.budget_bytes - p.used_bytes - p.charged_bytes + p.stored_bytes >= bytes;
 }
 
-static struct task *newest(const struct sched *s) {
-    struct task *t = s->running[0];
-    for (uint32_t i = 1; i < s->n_running; i++)
-        if (s->running[i]->admission > t->admission)
-            t = s->running[i];
-    return t;
-}
-
 /* SCHED-3. False: the task itself was preempted, or failed. */
 static bool prepare(struct sched *s, struct task *t) {
     kvasir_error err;
@@ -519,7 +558,7 @@ static bool prepare(struct sched *s, struct task *t) {
             finish(s, t, END_FAILED, &err);
             return false;
         }
-        struct task *victim = newest(s);
+        struct task *victim = s->by_age[s->n_running - 1];
         preempt(s, victim);
         if (victim == t)
             return false;
@@ -528,18 +567,10 @@ static bool prepare(struct sched *s, struct task *t) {
 
 /* Oldest first, so that a shortage hits the newest. */
 static void prepare_all(struct sched *s) {
-    uint64_t from = 0;
-    for (;;) {
-        struct task *t = NULL;
-        for (uint32_t i = 0; i < s->n_running; i++) {
-            struct task *r = s->running[i];
-            if (r->rows && r->admission >= from && (!t || r->admission < t->admission))
-                t = r;
-        }
-        if (!t)
-            return;
-        from = t->admission + 1;
-        prepare(s, t);
+    for (uint32_t i = 0; i < s->n_running;) {
+        struct task *t = s->by_age[i];
+        if (!t->rows || prepare(s, t))
+            i++;
     }
 }
 
@@ -710,6 +741,10 @@ kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
     }
     s->stats.steps++;
     return KVASIR_OK;
+}
+
+void sched_note_step(struct sched *s, uint32_t rows, double seconds) {
+    pace_note(&s->pace, rows, seconds);
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */

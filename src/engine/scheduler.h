@@ -17,14 +17,14 @@
  *   SCHED-1  A task's tokens do not depend on what runs beside it, on preemption or on hits: each
  *            comes from the logits of its own tokens and from its own sampler.
  *   SCHED-2  A step has at most step_rows rows: one for each task that generates; the rest is
- *            shared among tenants with prompts by their weights, and equally among the prompts of
- *            a tenant, starting with another task at each step.
+ *            shared among tenants with prompts by their weights, and among the prompts of a tenant
+ *            as policy.h says. What a tenant cannot use others get.
  *   SCHED-3  If pages are short, the task that was first admitted last is preempted. So the oldest
  *            one always makes progress: alone it fits (sched_need is checked before a task is
  *            accepted).
- *   SCHED-4  Admission is by arrival among the tasks of a tenant, and by virtual time among tenants
- *            (shares.h). If the task whose turn it is does not fit, all others wait for it. A task
- *            waits while a running one computes a prefix that both share, so that a prefix is
+ *   SCHED-4  Admission is by virtual time among tenants (shares.h), and among the tasks of a tenant
+ *            by rank and age; how often one that does not fit is passed has a bound (policy.h). A
+ *            task waits while a running one computes a prefix that both share, so that a prefix is
  *            computed once (of recurrent layers in an answer: if SCHED-7 has room for the state).
  *            Tasks whose turn comes later need not wait for that.
  *   SCHED-5  What a task holds beside pages is charged to the pool while it runs.
@@ -43,6 +43,7 @@
 #define KVASIR_ENGINE_SCHEDULER_H
 
 #include "engine/engine.h"
+#include "engine/policy.h"
 #include "engine/shares.h"
 
 enum task_state { TASK_WAITING, TASK_RUNNING, TASK_FOLLOWING, TASK_DONE };
@@ -63,12 +64,16 @@ struct task {
     uint32_t ttl_seconds;    /* of what it stores, from when that is stored; 0: no limit */
     struct task **followers; /* [n_followers]: share this one's prompt and fork after it */
     uint32_t n_followers;
-    uint64_t tenant; /* whose task it is; followers have the same */
-    uint32_t weight; /* of the tenant; 0: 1 */
+    uint64_t tenant;  /* whose task it is; followers have the same */
+    uint32_t weight;  /* of the tenant; 0: 1 */
+    int32_t priority; /* lower goes first (policy.h) */
     /* ---- the scheduler's ---- */
     uint32_t n_tokens; /* the host's next() appends */
     enum task_state state;
-    uint64_t order; /* of arrival */
+    uint64_t order;   /* of arrival */
+    uint64_t rank;    /* while it waits (policy.h) */
+    uint64_t full_at; /* it did not fit then */
+    uint32_t passed;  /* by so many, since it first did not fit */
     struct kv_seq *seq;
     struct tree_cursor at;
     struct tree_hit hit; /* of its first admission */
@@ -135,6 +140,8 @@ struct sched_options {
     /* recurrent layers' states are kept every so many tokens; 0: where prompts and answers end */
     uint32_t snapshot_tokens;
     bool points_near_ends; /* and closer to each other towards the end of a prompt */
+    enum policy policy;
+    double step_seconds; /* a step in which tasks generate should take; 0: step_rows alone count */
 };
 
 struct sched;
@@ -155,6 +162,9 @@ void sched_collect(struct sched *s, double now);
 /* One step. *rows: how many it had; 0: nobody runs or waits, but for rows that a tier or the host
  * is to have. An error is the device's: all running tasks have ended with it. */
 kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err);
+
+/* With step_seconds: how long a step took. */
+void sched_note_step(struct sched *s, uint32_t rows, double seconds);
 
 struct sched_stats {
     uint32_t running, waiting;

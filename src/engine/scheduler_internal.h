@@ -13,13 +13,17 @@ struct sched {
     uint64_t room; /* of the budget, for tasks, loads and the tree */
     struct sched_options options;
     struct sched_host host;
-    struct shares shares;     /* and waiting tasks */
-    struct task **running;    /* [max_running] */
-    struct step_part *parts;  /* [max_running] of the current step */
-    struct task **part_tasks; /* [max_running] */
+    struct shares shares;                     /* and waiting tasks */
+    struct task **running;                    /* [max_running] */
+    struct task **by_age;                     /* the same tasks, the first admitted first */
+    struct ranked *prompts, *prompts_scratch; /* [max_running] of the current step */
+    struct step_part *parts;                  /* [max_running] of the current step */
+    struct task **part_tasks;                 /* [max_running] */
     uint32_t n_running, turn;
+    struct pace pace;
     uint64_t next_order, admissions;
-    uint64_t changes; /* times that a task left the waiting or the running ones */
+    uint64_t changes;     /* times that a task left the waiting or the running ones */
+    uint64_t no_place_at; /* all places were taken then */
     bool recurrent;
     struct sched_stats stats;
 };

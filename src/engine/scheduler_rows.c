@@ -60,49 +60,94 @@ static bool is_last_row(const struct task *t) {
     return t->n_tokens - seq_length(t->seq) == 1;
 }
 
-/* Counts the prompts of each share, which has t's. Returns the weights of the shares that have
- * any. */
-static uint64_t count_prompts(const struct sched *s) {
-    uint64_t weights = 0;
-    for (uint32_t i = 0; i < s->n_running; i++)
-        s->running[i]->share->prompts = 0;
-    for (uint32_t i = 0; i < s->n_running; i++) {
-        const struct task *t = s->running[i];
-        if (!is_loading(t) && !is_last_row(t) && t->share->prompts++ == 0)
-            weights += t->share->weight;
-    }
-    return weights;
+/* Rule 3 of policy.h for the running task of this place in age. An answer that goes on (tokens that
+ * must follow, or that were run before a preemption) comes before prompts. */
+static uint64_t rank_of(const struct sched *s, uint32_t place) {
+    const struct task *t = s->by_age[place];
+    if (s->options.policy == POLICY_EQUAL) /* starting with another one at each step */
+        return (s->turn + place) % s->n_running;
+    if (t->n_tokens > t->n_prompt)
+        return RANK_FIRST;
+    return policy_rank(s->options.policy, t->priority, t->n_tokens - seq_length(t->seq));
 }
 
-/* SCHED-2, SCHED-9. Tasks that generate get their row first; then each prompt gets its part; then
- * what is left goes to the first prompts. The order starts with another task at each step. */
+/* Lists the prompts, the first admitted first, and what shares have of them. Returns their number;
+ * *weights: of the shares that have any. */
+static uint32_t list_prompts(struct sched *s, uint64_t *weights) {
+    uint32_t n = 0;
+    *weights = 0;
+    for (uint32_t i = 0; i < s->n_running; i++)
+        s->by_age[i]->share->prompts = 0;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        struct task *t = s->by_age[i];
+        if (is_loading(t) || is_last_row(t))
+            continue;
+        if (t->share->prompts++ == 0) {
+            *weights += t->share->weight;
+            t->share->oldest = t;
+        }
+        s->prompts[n++] = (struct ranked){rank_of(s, i), i};
+    }
+    return n;
+}
+
+/* Splits the rows among the shares with prompts by weight. What each would get by rounding down
+ * falls short of the sum; who gets one more depends on the order, which rotates. */
+static void split_rows(struct sched *s, uint32_t n, uint64_t weights, uint32_t rows) {
+    uint64_t before = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct share *h = s->by_age[s->prompts[(s->turn + i) % n].item]->share;
+        if (h->split == s->turn)
+            continue;
+        h->split = s->turn;
+        const uint64_t until = before + h->weight;
+        h->rows = (uint32_t)(rows * until / weights - rows * before / weights);
+        before = until;
+    }
+}
+
+/* Gives the task at most so many more rows, of those that are left: its share's first, then
+ * anybody's. */
+static void give(const struct sched *s, struct task *t, uint32_t most, uint32_t *left) {
+    const uint32_t more = min_u32(min_u32(rows_left(s, t) - t->rows, most), *left);
+    t->rows += more;
+    t->share->rows -= min_u32(more, t->share->rows);
+    *left -= more;
+}
+
+/* The prompts' rows. */
+static void share_rows(struct sched *s, uint32_t rows) {
+    const enum policy policy = s->options.policy;
+    uint64_t weights;
+    const uint32_t n = list_prompts(s, &weights);
+    split_rows(s, n, weights, rows);
+    ranked_sort(s->prompts, s->prompts_scratch, n);
+    for (uint32_t i = 0; i < n; i++) {
+        struct task *t = s->by_age[s->prompts[i].item];
+        if (t == t->share->oldest)
+            give(s, t, policy_aged_rows(policy, t->share->rows), &rows);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        struct task *t = s->by_age[s->prompts[i].item];
+        give(s, t, t->share->rows / (policy == POLICY_EQUAL ? t->share->prompts-- : 1), &rows);
+    }
+    for (uint32_t i = 0; i < n; i++) /* what shares could not use */
+        give(s, s->by_age[s->prompts[i].item], rows, &rows);
+}
+
+/* SCHED-2, SCHED-9. Tasks that generate get their row first, then prompts. */
 void rows_distribute(struct sched *s) {
     const uint32_t n = s->n_running;
-    const uint64_t weights = count_prompts(s);
-    uint32_t left = s->options.step_rows;
+    uint32_t left = s->options.step_rows, generating = 0;
     ASSERT(n > 0 && n <= left);
     s->turn++;
     for (uint32_t i = 0; i < n; i++) {
-        struct task *t = s->running[(s->turn + i) % n];
-        t->rows = is_last_row(t) && left > 0;
-        left -= t->rows;
+        struct task *t = s->running[i];
+        t->rows = is_last_row(t);
+        generating += t->rows;
         if (is_loading(t))
             t->rows = s->host.ready(s->host.user, t);
     }
-    const uint32_t free_rows = left;
-    for (int pass = 0; pass < 2 && weights && left; pass++) {
-        for (uint32_t i = 0; i < n && left; i++) {
-            struct task *t = s->running[(s->turn + i) % n];
-            if (is_loading(t) || is_last_row(t))
-                continue;
-            uint64_t part =
-                pass ? left : (uint64_t)free_rows * t->share->weight / weights / t->share->prompts;
-            uint32_t more = rows_left(s, t) - t->rows;
-            part = part ? part : 1;
-            more = more < part ? more : (uint32_t)part;
-            more = more < left ? more : left;
-            t->rows += more;
-            left -= more;
-        }
-    }
+    left -= generating;
+    share_rows(s, pace_prompt_rows(&s->pace, generating, left));
 }

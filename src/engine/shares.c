@@ -120,10 +120,13 @@ void share_run(struct task *t, uint32_t held) {
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-/* A preempted task goes before those that arrived later. */
+static bool is_before(const struct task *a, const struct task *b) {
+    return a->rank != b->rank ? a->rank < b->rank : a->order < b->order;
+}
+
 void share_insert(struct share *h, struct task *t) {
     struct task *after = h->last;
-    while (after && after->order > t->order)
+    while (after && is_before(t, after))
         after = after->prev;
     t->prev = after;
     t->next = after ? after->next : h->first;
@@ -135,7 +138,17 @@ void share_remove(struct share *h, struct task *t) {
     ASSERT(t->prev ? t->prev->next == t : h->first == t);
     *(t->prev ? &t->prev->next : &h->first) = t->next;
     *(t->next ? &t->next->prev : &h->last) = t->prev;
+    if (h->look == t)
+        h->look = t->next;
     t->prev = t->next = NULL;
+}
+
+struct task *share_oldest(const struct share *h) {
+    struct task *oldest = h->first;
+    for (struct task *t = h->first; t; t = t->next)
+        if (t->order < oldest->order)
+            oldest = t;
+    return oldest;
 }
 
 /* Of equal ones the share whose candidate arrived first. */

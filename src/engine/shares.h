@@ -31,12 +31,18 @@ struct share {
     uint32_t weight;           /* of the task that arrived last */
     uint32_t tasks;            /* waiting, running or following */
     uint64_t spent;            /* virtual time */
-    struct task *first, *last; /* waiting, by arrival */
+    struct task *first, *last; /* waiting, by rank (policy.h), then arrival */
     struct share *next;
     /* the scheduler's */
     struct task *candidate; /* the next one to try to admit in this step */
-    uint64_t full_at;       /* its candidate did not fit then */
-    uint32_t prompts;       /* running tasks whose prompts are not complete */
+    struct task *aged;      /* in this step tried before the others; NULL: it is not its turn */
+    struct task *full;      /* in this step the first one that did not fit */
+    struct task *look;      /* waiting: whose rank is looked at again next; NULL: the first one's */
+    uint32_t since;         /* admissions since the oldest one's last turn */
+    /* of a step: running tasks whose prompts are not complete, the oldest one, rows for them */
+    uint32_t prompts;
+    struct task *oldest;
+    uint32_t rows, split; /* split: in that step, as by the scheduler's turn */
 };
 
 struct shares {
@@ -60,9 +66,11 @@ void share_run(struct task *t, uint32_t held);
 /* It stops running. */
 void share_stop(struct task *t);
 
-/* The waiting list. */
+/* The waiting list, by t->rank. */
 void share_insert(struct share *h, struct task *t);
 void share_remove(struct share *h, struct task *t);
+/* Of those that wait the one that arrived first; NULL: nobody waits. */
+struct task *share_oldest(const struct share *h);
 
 /* The share with a candidate that is served next; NULL: none has one. */
 struct share *shares_least(struct shares *all);

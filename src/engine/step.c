@@ -22,12 +22,13 @@ kvasir_status step_init(struct kvasir_context *c, kvasir_error *err) {
     s->logit_rows = mem_calloc(rows, sizeof *s->logit_rows);
     s->hidden = mem_calloc(rows, sizeof *s->hidden);
     s->order = mem_calloc(rows, sizeof *s->order);
+    s->order_scratch = mem_calloc(rows, sizeof *s->order_scratch);
     s->first_row = mem_calloc(rows, sizeof *s->first_row);
     s->seqs = mem_calloc(rows, sizeof *s->seqs);
     s->views = mem_calloc(rows * c->n_groups, sizeof *s->views);
     s->states = mem_calloc(rows, sizeof *s->states);
-    if (!s->tokens || !s->pos || !s->logit_rows || !s->hidden || !s->order || !s->first_row ||
-        !s->seqs || !s->views || !s->states)
+    if (!s->tokens || !s->pos || !s->logit_rows || !s->hidden || !s->order || !s->order_scratch ||
+        !s->first_row || !s->seqs || !s->views || !s->states)
         return fail(err, KVASIR_ERR_MEMORY, "context: out of memory");
     return KVASIR_OK;
 }
@@ -39,6 +40,7 @@ void step_deinit(struct kvasir_context *c) {
     mem_free(s->logit_rows);
     mem_free(s->hidden);
     mem_free(s->order);
+    mem_free(s->order_scratch);
     mem_free(s->first_row);
     mem_free(s->seqs);
     mem_free(s->views);
@@ -49,8 +51,8 @@ uint64_t step_bytes(const struct kvasir_context *c) {
     const struct step_buffers *s = &c->step;
     const size_t rows = c->options.prefill_chunk;
     return rows * (sizeof *s->tokens + sizeof *s->pos + sizeof *s->logit_rows + sizeof *s->hidden +
-                   sizeof *s->order + sizeof *s->first_row + sizeof *s->seqs +
-                   c->n_groups * sizeof *s->views + sizeof *s->states);
+                   sizeof *s->order + sizeof *s->order_scratch + sizeof *s->first_row +
+                   sizeof *s->seqs + c->n_groups * sizeof *s->views + sizeof *s->states);
 }
 
 /* Positions that a part's rows attend to, together. */
@@ -58,20 +60,14 @@ static uint64_t cost_of(const struct step_part *p) {
     return (uint64_t)p->rows * (seq_length(p->seq) + p->rows);
 }
 
-/* Adds the rows of part i from `row` on, and inserts it into the order by cost, highest first. */
-static void add_part(struct step_buffers *s, const struct step_part *parts, uint32_t i,
-                     uint32_t row) {
-    const struct step_part *p = &parts[i];
+/* Adds the rows of part i from `row` on. */
+static void add_part(struct step_buffers *s, const struct step_part *p, uint32_t i, uint32_t row) {
     const uint32_t first = seq_length(p->seq);
-    const uint64_t cost = cost_of(p);
     for (uint32_t r = 0; r < p->rows; r++) {
         s->tokens[row + r] = p->tokens[r];
         s->pos[row + r] = first + r;
     }
-    uint32_t at = i;
-    for (; at > 0 && cost_of(&parts[s->order[at - 1]]) < cost; at--)
-        s->order[at] = s->order[at - 1];
-    s->order[at] = i;
+    s->order[i] = (struct ranked){UINT64_MAX - cost_of(p), i};
     s->first_row[i] = row;
 }
 
@@ -97,7 +93,7 @@ static void deal_seqs(const struct kvasir_context *c, const struct step_part *pa
         for (uint32_t lap = 0; lap * threads < n; lap++) {
             const uint32_t k = lap * threads + (lap % 2 ? threads - 1 - t : t);
             if (k < n)
-                put_seq(c, parts, c->step.order[k], at++, n);
+                put_seq(c, parts, c->step.order[k].item, at++, n);
         }
 }
 
@@ -140,13 +136,14 @@ kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, 
     for (uint32_t i = 0; i < n; i++) {
         ASSERT(rows + parts[i].rows <= c->options.prefill_chunk);
         ASSERT(parts[i].wanted <= parts[i].rows);
-        add_part(s, parts, i, rows);
+        add_part(s, &parts[i], i, rows);
         rows += parts[i].rows;
         for (uint32_t r = parts[i].wanted; r > 0; r--) {
             s->hidden[s->wanted] = parts[i].hidden;
             s->logit_rows[s->wanted++] = rows - r;
         }
     }
+    ranked_sort(s->order, s->order_scratch, n);
     deal_seqs(c, parts, n);
     struct batch batch = {.rows = rows,
                           .tokens = s->tokens,

@@ -100,6 +100,10 @@ typedef struct lab_simulate_options {
     uint32_t max_running;   /* as in kvasir_engine_options, max_running <= prefill_chunk */
     uint32_t max_waiting;   /* if so many wait, clients hold back later requests */
     uint32_t prefill_chunk; /* rows of a step, at most */
+    /* Who is served next (engine/policy.h): "shortest", the engine's; "equal", by arrival, with
+     * equal parts of a step for all prompts; "fcfs", by arrival */
+    const char *policy;
+    uint32_t target_step_ms; /* as in kvasir_engine_options */
     bool no_prefix_cache;
     /* A step takes bytes / bandwidth + operations / compute. Bytes: the weights, and what each
      * sequence has cached, once. Operations: two for each weight and row (the head's only for
@@ -110,9 +114,10 @@ typedef struct lab_simulate_options {
     kvasir_progress_fn *on_progress; /* requests that ended; NULL: none */
     void *user;
 } lab_simulate_options;
-/* speed 1, llama3-8b, kv_bits "8,4", 100 %, 32 running, 1024 waiting, prefill_chunk 512, an
- * H200's data sheet (4.8e12 bytes and 989e12 operations a second), 16-bit weights, 5e9 bytes a
- * second of a disk (NVMe) and 1.25e9 of a remote store (10 Gbit/s), everything else 0. */
+/* speed 1, llama3-8b, kv_bits "8,4", 100 %, 32 running, 1024 waiting, prefill_chunk 512, policy
+ * "shortest", an H200's data sheet (4.8e12 bytes and 989e12 operations a second), 16-bit weights,
+ * 5e9 bytes a second of a disk (NVMe) and 1.25e9 of a remote store (10 Gbit/s), everything else 0.
+ */
 lab_simulate_options lab_simulate_defaults(void);
 
 /* Over all requests. */
@@ -152,6 +157,7 @@ typedef struct lab_simulation {
     double memory_hit_rate, best_hit_rate_all;
     /* virtual seconds: from arrival to the first step; to the first token; to the last one */
     lab_spread queued, first_token, total;
+    lab_spread step; /* of steps in which a request had one row: what tokens of answers wait for */
     double virtual_seconds, busy_seconds;
     /* of this machine */
     double wall_seconds;   /* the replay alone: without reading the trace, LRU and Belady */

@@ -50,7 +50,9 @@ struct replay {
     struct sched *sched;
     struct replayed *requests; /* [trace.n] */
     uint32_t n_submitted, n_ended;
-    double clock, busy;   /* virtual seconds; those spent in steps */
+    double clock, busy; /* virtual seconds; those spent in steps */
+    double *steps;      /* [n_steps] virtual seconds of steps in which a request had one row */
+    size_t n_steps, cap_steps;
     double model_wall;    /* real seconds spent in the cost model */
     kvasir_error failure; /* code KVASIR_OK: none */
 };
@@ -65,6 +67,7 @@ lab_simulate_options lab_simulate_defaults(void) {
                                   .max_running = engine.max_running,
                                   .max_waiting = engine.max_waiting,
                                   .prefill_chunk = context.prefill_chunk,
+                                  .policy = policy_name(POLICY_SHORTEST),
                                   .disk_bandwidth = 5e9,
                                   .remote_bandwidth = 1.25e9,
                                   .bandwidth = 4.8e12,
@@ -107,6 +110,16 @@ static kvasir_status check_options(const lab_simulate_options *o, kvasir_error *
     if (!(o->speed >= 0 && o->speed < 1e30))
         return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.speed", "must be 0 or more");
     return KVASIR_OK;
+}
+
+static kvasir_status find_policy(const char *name, enum policy *out, kvasir_error *err) {
+    for (enum policy p = 0; p < POLICY_KINDS; p++)
+        if (strcmp(name, policy_name(p)) == 0) {
+            *out = p;
+            return KVASIR_OK;
+        }
+    return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.policy",
+                      "\"%.40s\" is none of shortest, equal, fcfs", name);
 }
 
 /* Bytes of a page of each layer group. */
@@ -175,16 +188,23 @@ static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err
 static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
                               kvasir_error *err) {
     struct replay *r = user;
-    (void)err;
     const double start = clock_seconds(), seconds = sim_cost_step(&r->cost, parts, n);
     r->model_wall += clock_seconds() - start;
     r->clock += seconds;
     r->busy += seconds;
     uint32_t rows = 0;
-    for (uint32_t i = 0; i < n; i++)
+    bool generates = false;
+    for (uint32_t i = 0; i < n; i++) {
         rows += parts[i].rows;
+        generates |= parts[i].rows == 1;
+    }
     if (r->tiers)
         tiers_note_step(r->tiers, rows, seconds);
+    sched_note_step(r->sched, rows, seconds);
+    if (generates && !ARRAY_GROW(r->steps, r->cap_steps, r->n_steps + 1))
+        return fail(err, KVASIR_ERR_MEMORY, "simulate: out of memory");
+    if (generates)
+        r->steps[r->n_steps++] = seconds;
     for (uint32_t i = 0; i < n; i++)
         seq_commit(parts[i].seq, parts[i].tokens, parts[i].rows);
     return KVASIR_OK;
@@ -336,12 +356,14 @@ static kvasir_status make_tiers(struct replay *r, kvasir_error *err) {
 
 static kvasir_status make_engine(struct replay *r, kvasir_error *err) {
     struct sched_options options = {.max_running = r->o->max_running,
-                                    .step_rows = r->o->prefill_chunk};
+                                    .step_rows = r->o->prefill_chunk,
+                                    .step_seconds = r->o->target_step_ms / 1e3};
     const struct sched_host host = {.user = r,
                                     .admitted = host_admitted,
                                     .run = host_run,
                                     .next = host_next,
                                     .ended = host_ended};
+    TRY(find_policy(r->o->policy, &options.policy, err));
     TRY(backend_null_create(&r->backend, err));
     TRY(kv_cache_create(r->backend, r->model.groups, r->model.n_groups, &r->cache_options,
                         &r->cache, err));
@@ -394,6 +416,8 @@ static kvasir_status measure_times(const struct replay *r, lab_simulation *out, 
         values[i] = r->requests[i].ended - r->requests[i].arrival;
     out->total = spread(values, n);
     mem_free(values);
+    if (r->n_steps)
+        out->step = spread(r->steps, (uint32_t)r->n_steps);
     return KVASIR_OK;
 }
 
@@ -493,6 +517,7 @@ static void close_replay(struct replay *r) {
     backend_destroy(r->backend);
     page_uses_destroy(r->uses);
     mem_free(r->requests);
+    mem_free(r->steps);
     trace_deinit(&r->trace);
 }
 

@@ -423,7 +423,8 @@ static void make_choice(struct world *w, const struct trial *lead, uint32_t choi
                             .salt_len = strlen(NAMES[a->salt]),
                             .tokens = a->tokens,
                             .n_prompt = prompt,
-                            .cap = prompt + answer};
+                            .cap = prompt + answer,
+                            .priority = (int32_t)below(w, 3) - 1};
     foretell(a);
     if (choice == 0)
         memcpy(a->tokens, a->expected, prompt * sizeof *a->tokens);
@@ -484,6 +485,7 @@ static void step(struct world *w, uint32_t *rows) {
     w->fault = below(w, 400) == 0;
     const kvasir_status status = sched_step(w->sched, rows, &err);
     w->sum->steps++;
+    sched_note_step(w->sched, *rows, 1e-3 * below(w, 40));
     if (status != KVASIR_OK && (!w->fault || status != KVASIR_ERR_IO))
         violated(w, "a step fails: %.120s", err.text);
     w->fault = false;
@@ -554,6 +556,8 @@ static void choose_cache(struct world *w) {
     w->options.step_rows = below(w, 3) ? 1 + below(w, 300) : 1 + below(w, 12);
     w->options.max_running = 1 + below(w, w->options.step_rows < 8 ? w->options.step_rows : 8);
     w->options.snapshot_tokens = below(w, 2) ? 0 : TILE_TOKENS * (1 + below(w, 3));
+    w->options.policy = below(w, 2) ? POLICY_SHORTEST : below(w, POLICY_KINDS);
+    w->options.step_seconds = below(w, 3) ? 0 : 0.01;
 }
 
 static void choose_texts(struct world *w) {

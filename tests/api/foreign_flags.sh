@@ -48,11 +48,12 @@ grep -q "^note:   warning: the cache's budget of 976.6 GiB is more than" err || 
 plan "$tiny" --max-model-len 640 --kv-cache-dtype fp8 --enable-prefix-caching --dtype bfloat16 \
     --max-num-batched-tokens 64 --gpu-memory-utilization 0.2 --trust-remote-code \
     --enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3 \
-    --generation-config auto
+    --generation-config auto --scheduling-policy priority
 is ctx 640 "MODEL as an argument"
 grep -q 'K 8 g[0-9]*, V 8 g' err || die "--kv-cache-dtype"
 noted --enable-prefix-caching
 noted --trust-remote-code
+noted --scheduling-policy
 plan "$tiny" --kv-cache-dtype auto
 grep -q 'K 8 g[0-9]*, V 4 g' err || die "--kv-cache-dtype auto"
 s '--kv-cache-dtype: "x" is not auto, fp8' -m x --kv-cache-dtype x

@@ -19,6 +19,7 @@ s '-m: missing'
 s '--json: only allowed with --dry-run' -m x --json
 s '--port: 65536 is out of range' -m x --port 65536
 s '--max-num-seqs: 0 is out of range' -m x --max-num-seqs 0
+s '--target-step-ms: 60001 is out of range' -m x --target-step-ms 60001
 s '--max-waiting: 0 is out of range' -m x --max-waiting 0
 s '--idle-timeout: 0 is out of range' -m x --idle-timeout 0
 s '--prompt-cache-bytes: "much" is not a number of bytes' -m x --prompt-cache-bytes much

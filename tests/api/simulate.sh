@@ -58,6 +58,42 @@ grep -q '4 layers (1 with a window)' out || die "--window"
 grep -q 'K f16, V f16' out || die "--kv-bits"
 grep -q '^hits: .* Belady' out || die "no table"
 
+# Policies. If nobody waits all are the same; of three at once, with a place for one, the shortest
+# goes first.
+good simulate --trace trace --json -q --policy equal,fcfs,shortest --model-shape 2,2,64
+python3 - <<'PY' || die "simulate --policy"
+import json
+p = json.load(open("out"))["policies"]
+assert [o["policy"] for o in p] == ["equal", "fcfs", "shortest"]
+for o in p:
+    for key in ("policy", "wall_seconds", "engine_seconds", "peak_memory_bytes"):
+        del o[key]
+assert p[0] == p[1] == p[2]
+PY
+cat >three <<'T'
+{"timestamp": 0, "input_length": 2048, "output_length": 10, "hash_ids": [1, 2, 3, 4]}
+{"timestamp": 0, "input_length": 1536, "output_length": 10, "hash_ids": [5, 6, 7]}
+{"timestamp": 0, "input_length": 512, "output_length": 10, "hash_ids": [8]}
+T
+good simulate --trace three --json -q --policy fcfs,shortest --max-num-seqs 1 --model-shape 2,2,64 \
+    --compute 0.01
+python3 - <<'PY' || die "the shortest first"
+import json
+fcfs, shortest = (o["first_token_seconds"] for o in json.load(open("out"))["policies"])
+assert shortest["mean"] < 0.8 * fcfs["mean"] and shortest["max"] <= 1.1 * fcfs["max"], shortest
+PY
+good simulate --trace three --policy fcfs,shortest -q --model-shape 2,2,64
+grep -q '^policy .* mean' out && grep -q '^shortest ' out && grep -q '^fcfs ' out || die "a table"
+
+# A target for the time of steps; without one the longest tenth takes 26 ms.
+good simulate --trace three --json -q --model-shape llama3-8b --bandwidth 20000 --compute 300 \
+    --target-step-ms 5
+python3 - <<'PY' || die "--target-step-ms"
+import json
+o = json.load(open("out"))
+assert 0 < o["step_seconds"]["p90"] < 0.01
+PY
+
 # Stores below the memory. Two conversations that do not fit the memory together: each finds in
 # memory what the other one left of it, and the rest in the stores, but not its last page.
 cat >two <<'T'
@@ -142,6 +178,10 @@ s '--window-layers: 33 is more than' --trace trace --window 5 --window-layers 33
 s '--max-num-seqs: 9 is not between 1 and the 8' --trace trace --max-num-seqs 9 --prefill-chunk 8
 s '--kv-bits: ' --trace trace --kv-bits 7
 s '--kv-group-size: ' --trace trace --kv-group-size 128 --model-shape smollm2-135m
+s '--policy: "lifo" is none of' --trace trace --policy equal,lifo
+s '--policy: "" is none of' --trace trace --policy equal,
+s '--policy: several need a --trace' --trace - --policy equal,fcfs
+s '--target-step-ms: 60001' --trace trace --target-step-ms 60001
 s '--speed: ' --trace trace --speed -1
 expect 1 'missing: ' simulate --trace missing
 echo '{"timestamp": 0}' >bad

@@ -71,7 +71,8 @@ echo best_of functions function_call min_tokens system
 stop_sequences thinking metadata service_tier content tokens add_special parse_special
 return_token_strs min_tokens_to_keep parallel_tool_calls store modalities control_tokens options
 format think raw template context images repeat_penalty repeat_last_n n_probs return_tokens
-response_fields input_prefix input_suffix input_extra json_schema grammar samplers""".split()
+response_fields input_prefix input_suffix input_extra json_schema grammar samplers
+priority""".split()
 NAME = "fields-model"
 OPTIONS = """temperature top_k top_p seed stop repeat_penalty repeat_last_n num_ctx mirostat
 logit_bias presence_penalty""".split()

@@ -96,7 +96,7 @@ struct program {
     const struct world *w;
     unsigned long number; /* of the world's */
     kvasir_context_options options;
-    uint32_t max_running, every;
+    struct sched_options sched;
     bool no_tree;
     struct sim_tier_plan tiers;
     struct op ops[OPS];
@@ -140,11 +140,12 @@ static struct sim_coverage coverage;
 static void print_program(const struct program *p) {
     const kvasir_context_options *o = &p->options;
     printf("  model %s, kv_bits %s, group %s, centre %s, start %u, max_kv_size %u, keep %u, chunk "
-           "%u, threads %d, tier %s, act_bits %d, budget %llu, running %u, points every %u%s\n",
+           "%u, threads %d, tier %s, act_bits %d, budget %llu, running %u, points every %u%s, %s\n",
            SIM_MODELS[p->w->choice.model], o->kv_bits, o->kv_group_size ? o->kv_group_size : "-",
            o->key_centre, o->quantized_kv_start, o->max_kv_size, o->kv_keep, o->prefill_chunk,
-           o->threads, o->cpu_tier, o->act_bits, (unsigned long long)o->cache_bytes, p->max_running,
-           p->every, p->no_tree ? ", no tree" : "");
+           o->threads, o->cpu_tier, o->act_bits, (unsigned long long)o->cache_bytes,
+           p->sched.max_running, p->sched.snapshot_tokens, p->no_tree ? ", no tree" : "",
+           policy_name(p->sched.policy));
     for (uint32_t i = 0; i < p->n_ops; i++)
         printf("  %-14s %u %u %u %u\n", OP_NAMES[p->ops[i].kind], p->ops[i].a, p->ops[i].b,
                p->ops[i].c, p->ops[i].d);
@@ -260,6 +261,7 @@ static struct answer *make_answer(struct run *r, const struct op *op) {
                             .cap = prompt + reply,
                             .tenant = op->c >> 8 & 3,
                             .weight = op->c >> 10 & 7,
+                            .priority = (int32_t)(op->c >> 13 & 3) - 1,
                             .detached = (op->d & 31) == 31,
                             .no_store = (op->d >> 7 & 7) == 0,
                             .ttl_seconds = op->d >> 10 & 3 ? 0 : 1 + (op->d >> 12 & 3),
@@ -272,8 +274,8 @@ static struct answer *make_answer(struct run *r, const struct op *op) {
 static void op_submit(struct run *r, const struct op *op) {
     const uint32_t most = op->d >> 16 ? 2 : FOLLOWERS_MAX; /* one in 16 */
     uint32_t followers = op->d % 8 <= most ? op->d % 8 : 0;
-    if (followers + 1 > r->p->max_running)
-        followers = r->p->max_running - 1;
+    if (followers + 1 > r->p->sched.max_running)
+        followers = r->p->sched.max_running - 1;
     if (r->n_answers + followers + 1 > TASKS_MAX)
         return;
     struct answer *lead = make_answer(r, op);
@@ -298,8 +300,9 @@ static void op_steps(struct run *r, uint32_t n) {
         sched_collect(r->sched, clock_seconds());
         need(r, sched_step(r->sched, &rows, &err), &err);
         CHECK(r, "rows", rows <= r->ctx->options.prefill_chunk);
+        sched_note_step(r->sched, rows, 0.001 * (double)(rows * 7 % 40)); /* any time */
         const struct sched_stats s = sched_stats(r->sched);
-        CHECK(r, "running", s.running <= r->p->max_running);
+        CHECK(r, "running", s.running <= r->p->sched.max_running);
         if (!rows && !sim_tiers_wait(r->tiers))
             return;
     }
@@ -545,9 +548,9 @@ static void begin_run(struct run *r) {
     r->tiers = sim_tiers_create(&r->p->tiers, (struct faulty_store **)r->p->w->stores, r->tree);
     const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(r->ctx->cache));
     r->room = pool.budget_bytes - pool.charged_bytes;
-    const uint32_t every = r->p->every, chunk = r->ctx->options.prefill_chunk;
-    const struct sched_options options = {r->tiers, r->p->max_running, chunk, every,
-                                          every > TILE_TOKENS};
+    struct sched_options options = r->p->sched;
+    options.tiers = r->tiers;
+    ASSERT(options.step_rows == r->ctx->options.prefill_chunk);
     need(r, sched_create(r->ctx->cache, r->tree, &options, &host, &r->sched, &err), &err);
 }
 
@@ -718,10 +721,7 @@ static void make_program(struct program *p) {
     p->options.snapshot_tokens = random_below(2) ? 0 : 64 * (1 + random_below(2));
     p->options.cache_bytes =
         random_below(3) ? (uint64_t)(300 + random_below(2000)) << 10 : (uint64_t)64 << 20;
-    p->max_running = 1 + random_below(8);
-    if (p->max_running > p->options.prefill_chunk)
-        p->max_running = p->options.prefill_chunk;
-    p->every = random_below(2) ? 0 : 64 * (1 + random_below(3));
+    p->sched = sim_sched_draw(random_below, p->options.prefill_chunk, rare >> 12);
     p->no_tree = random_below(12) == 0;
     p->tiers = sim_tiers_draw(random_below, p->w->seed);
     p->n_ops = OPS;

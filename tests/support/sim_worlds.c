@@ -70,6 +70,17 @@ static uint32_t shapes_in(const struct sim_models *s, const struct sim_world *w)
     return shapes == 1u << SHAPE_PLAIN ? 1u << plain[w->rotation] : shapes;
 }
 
+struct sched_options sim_sched_draw(uint32_t (*below)(uint32_t), uint32_t step_rows,
+                                    uint32_t bits) {
+    const uint32_t running = 1 + below(8), every = below(2) ? 0 : TILE_TOKENS * (1 + below(3));
+    return (struct sched_options){.max_running = min_u32(running, step_rows),
+                                  .step_rows = step_rows,
+                                  .snapshot_tokens = every,
+                                  .points_near_ends = every > TILE_TOKENS,
+                                  .policy = (bits & 3) % POLICY_KINDS,
+                                  .step_seconds = bits & 4 ? 0.01 : 0};
+}
+
 void sim_coverage_add(struct sim_coverage *c, const struct sim_models *s, const struct sim_world *w,
                       uint64_t rows) {
     const uint32_t shapes = shapes_in(s, w);

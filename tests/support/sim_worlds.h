@@ -5,6 +5,7 @@
 #ifndef SIM_WORLDS_H
 #define SIM_WORLDS_H
 
+#include "engine/scheduler.h"
 #include "sim_models.h"
 
 /* Shapes of a cache. A model has one of the first three, depending on the rotation, if it has none
@@ -44,6 +45,10 @@ struct sim_world {
 /* Sets kv_bits, key_centre, max_kv_size and kv_keep of the options; a function of the seed. */
 struct sim_world sim_world_make(const struct sim_models *s, uint64_t seed,
                                 kvasir_context_options *o);
+
+/* Options of a scheduler with steps of at most so many rows: any policy. bits: random. */
+struct sched_options sim_sched_draw(uint32_t (*random_below)(uint32_t), uint32_t step_rows,
+                                    uint32_t bits);
 
 /* Rows of logits that were compared. */
 struct sim_coverage {

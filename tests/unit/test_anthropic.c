@@ -262,7 +262,8 @@ static void test_fields(void **state) {
     good("{\"model\":\"claude\",\"max_tokens\":5,\"messages\":[" USER "],\"temperature\":0.5,"
          "\"top_p\":0.25,\"top_k\":3,\"stop_sequences\":[\"a\",\"b\"],\"stream\":true,"
          "\"metadata\":{\"user_id\":\"u\"},\"service_tier\":\"auto\",\"cache_salt\":\"t\","
-         "\"unheard_of\":1,\"mcp_servers\":[],\"container\":null,\"context_management\":{\"edits\":"
+         "\"priority\":-3,\"unheard_of\":1,\"mcp_servers\":[],\"container\":null,\"context_"
+         "management\":{\"edits\":"
          "[{\"type\":\"clear_thinking_20251015\",\"keep\":\"all\"}]}}");
     assert_string_equal(r.model, "claude");
     assert_int_equal(r.engine.max_tokens, 5);
@@ -272,6 +273,7 @@ static void test_fields(void **state) {
     assert_int_equal(r.engine.n_stops, 2);
     assert_string_equal(r.engine.stops[1], "b");
     assert_string_equal(r.engine.salt, "t");
+    assert_int_equal(r.engine.priority, -3);
     assert_true(r.stream && !r.continues);
     good(BODY(USER));
     assert_string_equal(r.model, "ours");

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* util/: our exp, log, tanh, sin and cos against libm (good to an ulp here), errors as text. */
+/* util/: our exp, log, tanh, sin and cos against libm (good to an ulp here), errors as text, items
+ * in order of rank. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "util/util.h"
+#include "util/ranked.h"
 
 #include <cmocka.h>
 
@@ -136,10 +137,33 @@ static void test_errors(void **state) {
     assert_null(err.field);
 }
 
+/* Rising ranks, and items of equal rank in the order in which they were. */
+static void test_ranked_sort(void **state) {
+    (void)state;
+    struct ranked items[300], scratch[300];
+    for (int round = 0; round < 2000; round++) {
+        const uint32_t n = (uint32_t)rand() % 300;
+        const uint64_t ranks = 1 + (uint64_t)rand() % (round % 2 ? 10 : 1000000);
+        uint64_t sum = 0;
+        for (uint32_t i = 0; i < n; i++)
+            items[i] = (struct ranked){UINT64_MAX - (uint64_t)rand() % ranks, i};
+        ranked_sort(items, scratch, n);
+        for (uint32_t i = 0; i < n; i++) {
+            sum += items[i].item;
+            assert_true(items[i].item < n);
+            assert_false(i > 0 && (items[i].rank < items[i - 1].rank ||
+                                   (items[i].rank == items[i - 1].rank &&
+                                    items[i].item < items[i - 1].item)));
+        }
+        assert_int_equal(sum, n ? (uint64_t)n * (n - 1) / 2 : 0);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exp_each), cmocka_unit_test(test_exp_sum),
-        cmocka_unit_test(test_exp_log),  cmocka_unit_test(test_tanh),
-        cmocka_unit_test(test_sincos),   cmocka_unit_test(test_errors)};
+        cmocka_unit_test(test_exp_each),   cmocka_unit_test(test_exp_sum),
+        cmocka_unit_test(test_exp_log),    cmocka_unit_test(test_tanh),
+        cmocka_unit_test(test_sincos),     cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_ranked_sort)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -487,6 +487,7 @@ static void test_refusals(void **state) {
     (void)state;
     refused(EMBEDDINGS, "{}", "input", "missing");
     refused(EMBEDDINGS, "{\"input\":5}", "input", "is a number");
+    refused(EMBEDDINGS, "{\"input\":\"a\",\"priority\":\"b\"}", "priority", "is a string");
     refused(EMBEDDINGS, "{\"input\":[]}", "input", "contains no tokens");
     refused(EMBEDDINGS, "{\"input\":[\"a\",5]}", "input[1]", "is a number");
     refused(EMBEDDINGS, "{\"input\":[[1],[9999]]}", "input[1][0]", "is not a token id");

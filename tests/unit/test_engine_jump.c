@@ -153,7 +153,7 @@ static void check_model(const kvasir_model *m) {
     for (int k = -1; k < 2; k++)
         run_beside(m, &o, k, one);
     o.no_prefix_cache = true;
-    o.cache_memory_bytes = s.fixed_bytes + (500 << 10);
+    o.cache_memory_bytes = s.fixed_bytes + (350 << 10);
     assert_true(run_beside(m, &o, -1, one).preemptions > 0);
     for (int i = 0; i < REQUESTS; i++)
         free(one[i]);

@@ -208,6 +208,48 @@ static void test_bad_options_name_their_field(void **state) {
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
+/* Written on the engine's thread. */
+static struct { int order[8], n; } starts;
+static void note_start(void *user, const kvasir_event *e) {
+    if (e->kind == KVASIR_EVENT_START && starts.n < 8)
+        starts.order[starts.n++] = *(const int *)user;
+}
+
+/* The lowest priority first, of equal ones the shortest prompt, and each fourth the oldest. (The
+ * first of all counts.) Steps of an impossible target serve all the same. */
+static void test_priorities(void **state) {
+    (void)state;
+    static const int priorities[] = {9, 3, -2, 0, 0}, order[] = {2, 4, 0, 3, 1};
+    static int numbers[] = {0, 1, 2, 3, 4};
+    kvasir_engine_options o = answers_options(48);
+    o.max_running = 1;
+    o.target_step_ms = 1;
+    kvasir_engine *e = answers_engine(model, &o);
+    struct answer *first = request(9, 5);
+    first->hold_at = 2;
+    answers_hold();
+    need(answer_submit(e, first, &err));
+    answer_wait_held();
+    starts.n = 0;
+    for (int i = 0; i < 5; i++) {
+        kvasir_request r = kvasir_request_defaults();
+        r.tokens = prompt[i];
+        r.n_tokens = (size_t)(PROMPT - i);
+        r.max_tokens = 3;
+        r.priority = priorities[i];
+        r.on_event = note_start;
+        r.user = &numbers[i];
+        need(kvasir_engine_submit(e, &r, NULL, &err));
+    }
+    answers_release();
+    answer_wait(first);
+    free(first);
+    assert_int_equal(engine_settled(e).finished, 6);
+    kvasir_engine_destroy(e);
+    assert_int_equal(starts.n, 5);
+    assert_memory_equal(starts.order, order, sizeof order);
+}
+
 static void test_a_full_queue_is_busy(void **state) {
     (void)state;
     kvasir_engine_options o = answers_options(48);
@@ -467,6 +509,7 @@ int main(void) {
         cmocka_unit_test(test_bad_requests),
         cmocka_unit_test(test_never_fitting_requests_are_refused_with_the_numbers),
         cmocka_unit_test(test_bad_options_name_their_field),
+        cmocka_unit_test(test_priorities),
         cmocka_unit_test(test_a_full_queue_is_busy),
         cmocka_unit_test(test_many_take_one_place),
         cmocka_unit_test(test_cancels),

@@ -53,8 +53,9 @@ static void test_fields(void **state) {
     prompt_of(WITH("\"n_predict\":-1,\"temperature\":0.5,\"seed\":-1,\"repeat_penalty\":1.5,"
                    "\"logit_bias\":[[104,1.5],[105,false]],\"ignore_eos\":true,\"cache_prompt\":"
                    "false,\"id_slot\":3,\"grammar\":\"\",\"n_probs\":2,\"top_n_sigma\":-1,"
-                   "\"t_max_predict_ms\":0,\"n\":1,\"lora\":[],\"stop\":[]"),
+                   "\"t_max_predict_ms\":0,\"n\":1,\"lora\":[],\"stop\":[],\"priority\":-7"),
               "<hi");
+    assert_int_equal(r.engine.priority, -7);
     const kvasir_sampling *s = &r.engine.sampling;
     assert_true(r.engine.max_tokens == 0 && s->temp == 0.5f && s->repetition_penalty == 1.5f);
     assert_int_equal(s->seed, setup.sampling.seed);

@@ -121,6 +121,8 @@ static void test_options(void **state) {
               "server's context is 1000 tokens and stays so\"]");
     prompt_of(OPTIONS("\"num_predict\":0"), "[user]hi[a]");
     assert_true(r.engine.no_answer);
+    prompt_of(WITH("\"priority\":2"), "[user]hi[a]");
+    assert_int_equal(r.engine.priority, 2);
     setup.ctx = 0;
     bad(WITH("\"options\":[]"), "options", "is an array, not an object");
     bad(OPTIONS("\"temperature\":\"hot\""), "options.temperature", "is a string");

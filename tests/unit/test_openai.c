@@ -378,6 +378,12 @@ static void test_limits(void **state) {
     both("\"model\":\"gpt-x\",\"cache_salt\":\"tenant\"");
     assert_string_equal(r.model, "gpt-x");
     assert_string_equal(r.engine.salt, "tenant");
+    assert_int_equal(r.engine.priority, 0);
+    both("\"priority\":-2147483648");
+    assert_int_equal(r.engine.priority, INT32_MIN);
+    both("\"priority\":null");
+    bad_field("\"priority\":2147483648", "priority", "2147483648 is not between -2147483648 and");
+    bad_field("\"priority\":\"low\"", "priority", "is a string, not a whole number");
     bad_field("\"max_tokens\":0", "max_tokens", "0 is not between 1 and 4294967295");
     good(API_COMPLETIONS, with(API_COMPLETIONS, "\"max_tokens\":0,\"echo\":true,\"logprobs\":3"));
     assert_true(r.echoes && r.engine.no_answer && r.engine.prompt_logprobs == 3);

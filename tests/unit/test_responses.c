@@ -97,8 +97,9 @@ static void test_fields(void **state) {
              "\"stream\":true,\"seed\":3,\"reasoning\":{\"effort\":\"xhigh\",\"summary\":\"auto\"},"
              "\"text\":{\"format\":{\"type\":\"json_object\"},\"verbosity\":\"low\"},"
              "\"metadata\":{\"a\":\"b\"},\"truncation\":\"disabled\",\"include\":"
-             "[\"reasoning.encrypted_content\"],\"unknown\":1"),
+             "[\"reasoning.encrypted_content\"],\"unknown\":1,\"priority\":4"),
         "[user]hihigh[a]");
+    assert_int_equal(r.engine.priority, 4);
     assert_int_equal(r.engine.max_tokens, 7);
     assert_true(r.engine.sampling.temp == 0.5f && r.engine.sampling.top_p == 0.25f);
     assert_true(r.stream && r.constraint.kind == CONSTRAINT_SCHEMA);
@@ -114,6 +115,7 @@ static void test_fields(void **state) {
 
     bad(WITH("\"max_output_tokens\":0"), "max_output_tokens", "is not between 1 and");
     bad(WITH("\"temperature\":-1"), "temperature", "");
+    bad(WITH("\"priority\":\"high\""), "priority", "is a string, not a whole number");
     bad(WITH("\"reasoning\":{\"effort\":\"lots\"}"), "reasoning.effort", "\"lots\" is not none");
     bad(WITH("\"text\":{\"format\":{\"type\":\"xml\"}}"), "text.format.type", "\"xml\" is not");
     bad(WITH("\"background\":true"), "background", "is not supported");

