@@ -80,12 +80,20 @@ static bool goes_on(const struct number_list *depths, size_t i) {
     return i > 0 && depths->items[i - 1] % LAB_PAGE_TOKENS == 0 && depths->items[i] >= SEED_TOKENS;
 }
 
-/* Tokens of pages that the bases of all depths hold, for one sequence of a batch. */
-static uint32_t base_tokens(const struct number_list *depths) {
-    uint32_t all = 0;
+/* Tokens of the base of depth i whose pages are its own. */
+static uint32_t own_tokens(const struct number_list *depths, size_t i) {
+    return depths->items[i] - (goes_on(depths, i) ? depths->items[i - 1] : 0);
+}
+
+/* For the bases of all depths, a fork of each of one depth, and the seed. */
+static uint64_t cache_bytes(const struct bench *b, const kvasir_context_options *o) {
+    const struct number_list *depths = &b->r->a->depths;
+    uint64_t all = lab_sequence_bytes(b->model, o->kv_bits, o->kv_group_size, SEED_TOKENS);
     for (size_t i = 0; i < depths->n; i++)
-        all += depths->items[i] - (goes_on(depths, i) ? depths->items[i - 1] : 0);
-    return all;
+        all += b->batch_max *
+               lab_sequence_bytes(b->model, o->kv_bits, o->kv_group_size, own_tokens(depths, i));
+    return all + (b->batch_max + 1) *
+                     lab_sequence_bytes(b->model, o->kv_bits, o->kv_group_size, b->tokens_max);
 }
 
 static int make_side(struct bench *b, size_t format) {
@@ -96,10 +104,7 @@ static int make_side(struct bench *b, size_t format) {
     const bool deep = largest(&a->depths) >= SEED_TOKENS;
     o.kv_bits = a->bits.items[format];
     o.ctx = largest(&a->depths) + b->tokens_max;
-    /* bases and their forks share pages; the seed has its own */
-    o.cache_bytes = (b->batch_max + 1) *
-                    lab_sequence_bytes(b->model, o.kv_bits, o.kv_group_size,
-                                       base_tokens(&a->depths) + b->tokens_max + SEED_TOKENS);
+    o.cache_bytes = cache_bytes(b, &o);
     s->bases = calloc(a->depths.n * b->batch_max, sizeof *s->bases);
     if (!s->bases)
         return run_error(b->command, "out of memory");
@@ -118,8 +123,12 @@ static int make_side(struct bench *b, size_t format) {
 static int check_memory(const struct bench *b) {
     const uint64_t available = memory_available_bytes();
     const struct number_list *depths = &b->r->a->depths;
-    const uint32_t apart = base_tokens(depths) - largest(depths);
+    uint32_t apart =
+        0; /* tokens of bases beside that of the largest depth and what it goes on from */
     uint64_t need = 0;
+    for (size_t i = 0; i < depths->n; i++)
+        apart += own_tokens(depths, i);
+    apart -= largest(depths);
     for (size_t i = 0; i < b->n_sides; i++) {
         const kvasir_context_info *info = &b->r->formats[i];
         need += (info->ctx_bytes + apart * info->kv_bytes_per_token) * b->batch_max;

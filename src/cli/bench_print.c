@@ -9,7 +9,7 @@ static double step_bytes(const struct bench_row *row) {
     return (row->work.weight_bytes + row->work.cache_bytes) / row->work.steps;
 }
 
-/* Of the sequence that has to wait longest: in a batch, each gets a token a step. */
+/* In a batch each sequence gets a token a step. */
 static double ms_a_token(const struct bench_results *r, const struct bench_row *row) {
     return 1e3 * lab_median(row->seconds, r->a->rounds) / row->tokens;
 }
@@ -101,8 +101,7 @@ int bench_print_table(const struct command *c, const struct bench_results *r) {
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-static void put_figure(json_t *o, const char *key, const double *values, size_t n) {
-    const struct bench_figure f = bench_figure(values, n);
+static void put_figure(json_t *o, const char *key, struct bench_figure f) {
     json_t *figure = json_object();
     put_real(figure, "median", f.median);
     put_real(figure, "min", f.least);
@@ -124,9 +123,9 @@ static json_t *machine_json(const struct bench_results *r) {
     json_object_set_new(o, "multiply_adds_per_second", json_null());
     put_text(o, "multiply_kind", r->floats ? "float32" : "int8");
     if (r->known)
-        put_figure(o, "read_bytes_per_second", r->read, r->n_ceilings);
+        put_figure(o, "read_bytes_per_second", bench_figure(r->read, r->n_ceilings));
     if (multiply_known(r))
-        put_figure(o, "multiply_adds_per_second", r->multiply, r->n_ceilings);
+        put_figure(o, "multiply_adds_per_second", bench_figure(r->multiply, r->n_ceilings));
     return o;
 }
 
@@ -144,7 +143,6 @@ static json_t *formats_json(const struct bench_results *r) {
 }
 
 static json_t *row_json(const struct bench_results *r, const struct bench_row *row) {
-    const struct bench_figure speed = bench_speed(r, row);
     const double steps = row->work.steps;
     json_t *o = json_object(), *seconds = json_array();
     put_text(o, "kv_bits", row->bits);
@@ -155,7 +153,7 @@ static json_t *row_json(const struct bench_results *r, const struct bench_row *r
     for (uint32_t i = 0; i < r->a->rounds; i++)
         json_array_append_new(seconds, json_real(row->seconds[i]));
     json_object_set_new(o, "seconds", seconds);
-    put_figure(o, "tokens_per_second", (double[]){speed.least, speed.median, speed.most}, 3);
+    put_figure(o, "tokens_per_second", bench_speed(r, row));
     put_real(o, "ms_per_token", ms_a_token(r, row));
     put_whole(o, "steps", row->work.steps);
     put_real(o, "weight_bytes_per_step", row->work.weight_bytes / steps);
@@ -165,7 +163,7 @@ static json_t *row_json(const struct bench_results *r, const struct bench_row *r
     json_object_set_new(o, "roofline_percent", json_null());
     put_text(o, "bound", r->known ? row->memory ? "memory" : "multiply" : NULL);
     if (r->known)
-        put_figure(o, "roofline_percent", row->percent, r->a->rounds);
+        put_figure(o, "roofline_percent", bench_figure(row->percent, r->a->rounds));
     return o;
 }
 
@@ -179,7 +177,7 @@ static json_t *slopes_json(const struct bench_results *r) {
             json_t *o = json_object();
             put_text(o, "kv_bits", r->a->bits.items[f]);
             put_whole(o, "batch", r->a->batches.items[b]);
-            put_figure(o, "ns_per_cached_token", (double[]){ns.least, ns.median, ns.most}, 3);
+            put_figure(o, "ns_per_cached_token", ns);
             json_array_append_new(list, o);
         }
     return list;
