@@ -60,7 +60,9 @@ static double best_of(lab_ceiling *c, double (*once)(lab_ceiling *c)) {
 
 /* Blocks of assembly: compilers keep an array of sums in memory, or see that nothing changes. All
  * registers are zeros, so nothing overflows. */
-enum { REPEATS = 32 };
+#define REPEATS    32
+#define TEXT_OF(x) #x
+#define REPEAT(n)  ".rept " TEXT_OF(n) "\n"
 #define TWELVE(op, end, r)                                                                         \
     op("0", "1", "2", r, end) op("0", "1", "3", r, end) op("0", "1", "4", r, end)                  \
         op("0", "1", "5", r, end) op("0", "1", "6", r, end) op("0", "1", "7", r, end)              \
@@ -78,7 +80,7 @@ enum { REPEATS = 32 };
 #define SAME(a, b, c, r, name) "vpxor %%xmm" c ",%%xmm" c ",%%xmm" c "\n"
 #define BLOCK(body)                                                                                \
     __asm__ volatile("vpxor %%xmm0,%%xmm0,%%xmm0\nvpxor %%xmm1,%%xmm1,%%xmm1\n" TWELVE(            \
-                         SAME, "", "") ".rept 32\n" body ".endr\nvzeroupper\n" ::                  \
+                         SAME, "", "") REPEAT(REPEATS) body ".endr\nvzeroupper\n" ::               \
                          : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", \
                            "xmm9", "xmm10", "xmm11", "xmm12", "xmm13")
 #define MULTIPLY(name, body, each)                                                                 \
@@ -112,10 +114,10 @@ static multiply_fn *multiply_of(enum cpu_tier tier, bool floats) {
 #define FLOATS(a, b, c, r, name) "fmla v" c ".4s, v" a ".4s, v" b ".4s\n"
 #define SAME(a, b, c, r, name)   "movi v" c ".4s, #0\n"
 #define BLOCK(body)                                                                                \
-    __asm__ volatile(                                                                              \
-        "movi v0.4s, #0\nmovi v1.4s, #0\n" TWELVE(SAME, "", "") ".rept 32\n" body ".endr\n" ::     \
-            : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12",     \
-              "v13")
+    __asm__ volatile("movi v0.4s, #0\nmovi v1.4s, #0\n" TWELVE(SAME, "", "") REPEAT(REPEATS) body  \
+                     ".endr\n" ::                                                                  \
+                         : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10",      \
+                           "v11", "v12", "v13")
 #define MULTIPLY(name, body, each)                                                                 \
     static double name(uint32_t blocks) {                                                          \
         for (uint32_t i = 0; i < blocks; i++)                                                      \
