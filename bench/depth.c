@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode and prompt speed at a cache depth, without paying for the prefill: 512 real tokens are
- * evaluated, then their pages' bytes are copied into the pages of every following 512 positions.
- * The counterpart of ../shared/tools/kvdepth.cpp for this library, with the same output columns.
+/* Decode and prompt speed at a cache depth, for bench/pairs.py, which compares two builds of this
+ * program; `kvasir bench` is what users have. 512 real tokens are evaluated, then their pages are
+ * copied (lab_extend). The output has the columns of ../shared/tools/kvdepth.cpp.
  *
  *     depth MODEL KV_BITS[:CENTRE] THREADS TIER REPS NGEN NPP DEPTH...
  *

@@ -56,7 +56,7 @@ g++ -O2 -std=c++17 -I"$ik/include" "$dir/kvdepth_ik.cpp" -o "$dir/kvdepth_ik" -L
 
 # ---- ours ----------------------------------------------------------------------------------------
 cmake --preset release >/dev/null
-cmake --build build --target bench_depth bench_tokenizer kvasir
+cmake --build build --target bench_tokenizer kvasir
 centre=$dir/smollm2.centre.safetensors
 build/kvasir calibrate -m "$smollm2" -o "$centre" --quiet
 
@@ -66,12 +66,22 @@ peer() { # NAME PROGRAM K V FA NGEN NPP DEPTH
     timeout 300 "$dir/$2" "$model" "$3" "$4" "$threads" "$5" 1 "$6" "$7" "$8" 2>/dev/null |
         sed "s|^|$1 $3/$4 |" | tee -a "$raw"
 }
+measured() { # WHO MODEL BITS[:CENTRE] NGEN NPP DEPTH
+    local bits=${3%%:*} centre=off who="$1 ${3%%:*}" result
+    if [ "$3" != "$bits" ]; then
+        centre=${3#*:} who="$who centred"
+    fi
+    result=$(timeout 300 build/kvasir bench -m "$2" -q --json --kv-bits "$bits" \
+        --key-centre "$centre" --threads "$threads" --cpu-tier "$tier" --depth "$6" -n "$4" \
+        --prompt-tokens "$5" -r 1)
+    echo "$who $result" >>"$raw"
+    echo "$who at depth $6"
+}
 ours() { # BITS NGEN NPP DEPTH
-    timeout 300 build/bench_depth "$model" "$1" "$threads" "$tier" 1 "$2" "$3" "$4" | tee -a "$raw"
+    measured kvasir "$model" "$@"
 }
 from_mlx() { # the same with the MLX folder
-    timeout 300 build/bench_depth "$mlx" "$1" "$threads" "$tier" 1 "$2" "$3" "$4" |
-        sed 's/^kvasir/mlx/' | tee -a "$raw"
+    measured mlx "$mlx" "$@"
 }
 use() { # MODEL
     model=$1 raw=$dir/raw-$(basename "$1" .gguf).txt

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Medians, spreads and paired ratios from the lines that tools/bench.sh collected."""
-import platform, re, statistics, sys
+import json, platform, re, statistics, sys
 
 raw, depth, threads, tier = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 runs = {}  # (who, setting, depth, "tg" or "pp") -> one value a round
@@ -12,6 +12,12 @@ for line in open(raw):
         setting += " no-fa"
     if " centred " in line:
         setting += " centred"
+    if "{" in line:  # of `kvasir bench`
+        for r in json.loads(line[line.index("{"):])["results"]:
+            kind = {"decode": "tg", "prompt": "pp"}[r["phase"]]
+            runs.setdefault((who, setting, r["depth"], kind), []).append(
+                r["tokens_per_second"]["median"])
+        continue
     d = int(re.search(r"d=(\d+)", line).group(1))
     for kind, value in re.findall(r"\b(tg|pp)\d+ med ([\d.]+)", line):
         runs.setdefault((who, setting, d, kind), []).append(float(value))

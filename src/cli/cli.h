@@ -2,7 +2,7 @@
 /* cli/: the program `kvasir`. One file per command on top of kvasir.h, and helpers:
  *
  *   main.c                                 finds the command; the only place that decides an exit
- *   generate.c  cache_prompt.c  cache_folder.c  batch.c  perplexity.c  bench_kv_cache.c
+ *   generate.c  cache_prompt.c  cache_folder.c  batch.c  perplexity.c  bench.c  bench_kv_cache.c
  *   calibrate.c  demo.c  embed.c  info.c  tokenize.c  convert.c  simulate.c  grammar_check.c
  *   serve.c                                the commands
  *   serve_X.c   parts of serve, with a header of their own, serve.h
@@ -24,6 +24,7 @@
  *   stream.c    writes the answer: stop texts, whole writes
  *   interrupt.c Ctrl-C
  *   notify.c    messages to systemd
+ *   bench_X.c   parts of bench, with a header of their own, bench.h
  *   top.c, top_read.c, top_view.c  a running server's figures, with a header of their own, top.h
  *   sandbox.c   serve's access to files and system calls
  *
@@ -62,6 +63,7 @@ int cache_main(int argc, char **argv);
 int batch_main(int argc, char **argv);
 int chat_main(int argc, char **argv);
 int perplexity_main(int argc, char **argv);
+int bench_main(int argc, char **argv);
 int bench_kv_cache_main(int argc, char **argv);
 int info_main(int argc, char **argv);
 int embed_main(int argc, char **argv);
@@ -82,11 +84,12 @@ int top_main(int argc, char **argv);
 /* ---- options (options.c) --------------------------------------------------------------------- */
 
 enum option_kind {
-    OPTION_FLAG,  /* bool */
-    OPTION_TEXT,  /* const char * */
-    OPTION_TEXTS, /* struct text_list; the flag is given once per text */
-    OPTION_WORDS, /* struct text_list; all words up to the next flag */
-    OPTION_REST,  /* struct word_list: all further operands */
+    OPTION_FLAG,    /* bool */
+    OPTION_TEXT,    /* const char * */
+    OPTION_TEXTS,   /* struct text_list; the flag is given once per text */
+    OPTION_WORDS,   /* struct text_list; all words up to the next flag */
+    OPTION_REST,    /* struct word_list: all further operands */
+    OPTION_NUMBERS, /* struct number_list: whole numbers with commas between them */
     OPTION_U32,
     OPTION_I32,
     OPTION_INT,
@@ -100,6 +103,12 @@ enum option_kind {
 enum { TEXT_LIST_MAX = 32 };
 struct text_list {
     const char *items[TEXT_LIST_MAX];
+    size_t n;
+};
+
+enum { NUMBER_LIST_MAX = 16 };
+struct number_list {
+    uint32_t items[NUMBER_LIST_MAX];
     size_t n;
 };
 
@@ -216,11 +225,8 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .help = "read the model's files into memory instead of mapping them: later changes to them "  \
              "do not matter, but they take that much memory"}
 
-#define CONTEXT_OPTIONS(type, context)                                                             \
-    {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT, .number_too = true,                 \
-     .offset = offsetof(type, context.kv_bits),                                                    \
-     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2, or llama.cpp's names such as q8_0; "   \
-             "one value for both"},                                                                \
+/* Parts of the next. */
+#define GROUP_OPTIONS(type, context)                                                               \
     {.name = "--kv-group-size", .value = "G", .kind = OPTION_TEXT, .number_too = true,             \
      .offset = offsetof(type, context.kv_group_size),                                              \
      .shown = "64 if it divides the head size, else 32",                                           \
@@ -229,21 +235,8 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .offset = offsetof(type, context.key_centre),                                                 \
      .help = "constant part of keys that a quantized cache need not store: bias (the model's key " \
              "biases), a file from calibrate, off, or auto: the biases, else the file that "       \
-             "calibrate put next to the model, else off"},                                         \
-    {.name = "--quantized-kv-start", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,          \
-     .offset = offsetof(type, context.quantized_kv_start),                                         \
-     .help = "keep the first N tokens in f16; N is rounded up to a multiple of 64"},               \
-    {.name = "--max-kv-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                 \
-     .offset = offsetof(type, context.max_kv_size), .shown = "0, all",                             \
-     .help = "rotating cache: a token sees at most N tokens, the first --kv-keep and the "         \
-             "newest"},                                                                            \
-    {.name = "--kv-keep", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                     \
-     .offset = offsetof(type, context.kv_keep),                                                    \
-     .help = "first tokens that a rotating cache never drops"},                                    \
-    {.name = "--ctx", .alias = "--max-model-len", .value = "N", .kind = OPTION_U32,                \
-     .max = UINT32_MAX,                                                                            \
-     .offset = offsetof(type, context.ctx), .shown = "from the model and free memory",             \
-     .help = "context length: maximum tokens per sequence"},                                       \
+             "calibrate put next to the model, else off"}
+#define DEVICE_OPTIONS(type, context)                                                              \
     {.name = "--prefill-chunk", .alias = "--prefill-step-size", .value = "N",                      \
      .kind = OPTION_U32, .min = 1, .max = 4096,                                                    \
      .offset = offsetof(type, context.prefill_chunk),                                              \
@@ -262,6 +255,27 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
     {.name = "--act-bits", .value = "N", .kind = OPTION_INT, .min = 8, .max = 16,                  \
      .offset = offsetof(type, context.act_bits),                                                   \
      .help = "bits of activations in matmuls with quantized weights: 8, or 16 for nearly float32"}
+#define CONTEXT_OPTIONS(type, context)                                                             \
+    {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT, .number_too = true,                 \
+     .offset = offsetof(type, context.kv_bits),                                                    \
+     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2, or llama.cpp's names such as q8_0; "   \
+             "one value for both"},                                                                \
+    GROUP_OPTIONS(type, context),                                                                  \
+    {.name = "--quantized-kv-start", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,          \
+     .offset = offsetof(type, context.quantized_kv_start),                                         \
+     .help = "keep the first N tokens in f16; N is rounded up to a multiple of 64"},               \
+    {.name = "--max-kv-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                 \
+     .offset = offsetof(type, context.max_kv_size), .shown = "0, all",                             \
+     .help = "rotating cache: a token sees at most N tokens, the first --kv-keep and the "         \
+             "newest"},                                                                            \
+    {.name = "--kv-keep", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                     \
+     .offset = offsetof(type, context.kv_keep),                                                    \
+     .help = "first tokens that a rotating cache never drops"},                                    \
+    {.name = "--ctx", .alias = "--max-model-len", .value = "N", .kind = OPTION_U32,                \
+     .max = UINT32_MAX,                                                                            \
+     .offset = offsetof(type, context.ctx), .shown = "from the model and free memory",             \
+     .help = "context length: maximum tokens per sequence"},                                       \
+    DEVICE_OPTIONS(type, context)
 
 #define SNAPSHOT_OPTION(type, context, initial, text)                                              \
     {.name = "--snapshot-tokens", .value = "N", .kind = OPTION_U32, .max = 1 << 30,                \

@@ -28,6 +28,7 @@ static const struct {
     {"cache", "list, verify and clean a folder of stored pages", cache_main},
     {"perplexity", "measure a model's loss on a text, and its KL divergence from another run",
      perplexity_main},
+    {"bench", "measure a model's speed by depth, batch and cache format", bench_main},
     {"bench-kv-cache", "measure memory, error and time of cache formats", bench_kv_cache_main},
     {"calibrate", "measure the constant part of a model's keys, for --key-centre", calibrate_main},
     {"convert", "write a checkpoint as a folder that mlx-lm loads", convert_main},
@@ -53,9 +54,8 @@ static void print_usage(FILE *to) {
 
 /* What other programs call a command of ours. */
 static const char *const OTHERS[][2] = {
-    {"run", "chat"},          {"ls", "list"},   {"download", "pull"},
-    {"get", "pull"},          {"remove", "rm"}, {"delete", "rm"},
-    {"complete", "generate"}, {"ps", "top"},    {"bench", "bench-kv-cache"}};
+    {"run", "chat"},  {"ls", "list"},   {"download", "pull"},     {"get", "pull"},
+    {"remove", "rm"}, {"delete", "rm"}, {"complete", "generate"}, {"ps", "top"}};
 
 static int unknown_command(const char *name) {
     struct near near = {0};

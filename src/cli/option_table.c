@@ -71,6 +71,27 @@ static int append_text(const struct command *c, const char *flag, const char *te
     return EXIT_GOOD;
 }
 
+/* Replaces the default, and what was typed before. */
+static int read_numbers(const struct command *c, const struct option *o, const char *flag,
+                        const char *text, struct number_list *list) {
+    for (list->n = 0;;) {
+        const struct option one = {
+            .name = o->name, .kind = OPTION_U32, .min = o->min, .max = o->max};
+        const size_t length = strcspn(text, ",");
+        char number[64];
+        snprintf(number, sizeof number, "%.*s", (int)(length < 60 ? length : 60), text);
+        if (list->n == NUMBER_LIST_MAX)
+            return usage_error(c, "%s: more than %d numbers", flag, NUMBER_LIST_MAX);
+        const int code = read_whole(c, &one, flag, number, &list->items[list->n]);
+        if (code)
+            return code;
+        list->n++;
+        if (!text[length])
+            return EXIT_GOOD;
+        text += length + 1;
+    }
+}
+
 static int append_word(const struct command *c, const char *text, struct word_list *list) {
     if (!ARRAY_GROW(list->items, list->cap, list->n + 1))
         return run_error(c, "out of memory");
@@ -121,6 +142,8 @@ int option_read(const struct command *c, const struct option *o, const char *fla
         return append_text(c, flag, text, option_field(o, args));
     case OPTION_REST:
         return append_word(c, text, option_field(o, args));
+    case OPTION_NUMBERS:
+        return read_numbers(c, o, flag, text, option_field(o, args));
     case OPTION_FLOAT:
         return read_float(c, o, flag, text, args);
     case OPTION_BYTES:

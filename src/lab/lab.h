@@ -6,6 +6,8 @@
  *   lab_simulate_random  random requests with faults; checks everything after every step
  *   lab_calibrate        measures the constant parts of keys
  *   lab_kv_bench         memory, error and speed of each cache format
+ *   lab_ceiling, lab_run_work
+ *                        what a machine can read and multiply, and what a run of a model must
  *   lab_cache_folder     what is in a folder of stored pages, and its upkeep
  *
  * The rules of kvasir.h hold. In a replay pages are accounted for and have no memory; time is
@@ -73,6 +75,59 @@ typedef struct lab_divergence {
 lab_divergence lab_compare_logits(const float *p, const float *q, uint32_t vocab, int32_t target);
 /* -ln p(target) */
 double lab_nll(const float *logits, uint32_t vocab, int32_t target);
+
+/* ---- speed -------------------------------------------------------------------------------- */
+
+/* The middle value, or the mean of the two in the middle. n > 0; values keep their order. */
+double lab_median(const double *values, size_t n);
+/* Slope of the line with the least squares through (x, y) [n]; NaN if all x are the same. */
+double lab_slope(const double *x, const double *y, size_t n);
+
+/* Makes the sequence `length` tokens long by copies of the pages of `from`, which may be the
+ * sequence itself, instead of running those tokens. Copied keys were rotated for other positions,
+ * so what the model computes from them means nothing; the work is the same. Both hold whole pages
+ * (KVASIR_ERR_ARGUMENT), in the context's formats. */
+enum { LAB_PAGE_TOKENS = 64 };
+kvasir_status lab_extend(kvasir_seq *seq, const kvasir_seq *from, uint32_t length,
+                         kvasir_error *err);
+
+/* At least what a sequence of so many tokens takes of a context's cache_bytes, for formats as in
+ * kvasir_context_options; in windows, too, all tokens are counted. */
+uint64_t lab_sequence_bytes(const kvasir_model *model, const char *kv_bits,
+                            const char *kv_group_size, uint32_t tokens);
+
+/* `tokens` more tokens of each of `seqs` sequences that hold `position` tokens each. */
+typedef struct lab_run {
+    uint32_t position, tokens, seqs;
+    bool decode; /* a token of each sequence a step; else as many as a step takes, for one answer */
+} lab_run;
+/* What that must read, at the size in which it is stored, and multiply. A step reads what it needs
+ * of the weights and of each sequence's cache once. Of experts: as many as a step of so many rows
+ * meets if all are chosen alike often. */
+typedef struct lab_work {
+    uint32_t steps;
+    double weight_bytes, cache_bytes; /* of all steps; cache: pages and states */
+    double multiplies;                /* multiply-adds with weights and in attention */
+} lab_work;
+lab_work lab_run_work(const kvasir_context *ctx, const lab_run *run);
+/* Most of the model's multiply-adds are those of 32-bit floats, not of 8-bit codes. */
+bool lab_multiplies_floats(const kvasir_model *model);
+/* The least seconds that the work can take on a machine that reads and multiplies so much a second.
+ * *memory: it is reading that takes them. */
+double lab_roofline(const lab_work *work, double read, double multiply, bool *memory);
+
+/* Measures what this machine's memory and multipliers give to so many threads. */
+typedef struct lab_ceiling lab_ceiling;
+/* tier: as kvasir_context_info.cpu_tier. floats: multiply-adds of 32-bit floats, else of 8-bit
+ * codes into sums of integers. */
+kvasir_status lab_ceiling_create(int threads, const char *tier, bool floats, lab_ceiling **out,
+                                 kvasir_error *err);
+void lab_ceiling_destroy(lab_ceiling *c);
+/* Bytes a second, read in order by all threads from memory that no cache holds. */
+double lab_ceiling_read(lab_ceiling *c);
+/* Multiply-adds a second, from registers, with the tier's fastest instruction; 0: not known for
+ * this tier. */
+double lab_ceiling_multiply(lab_ceiling *c);
 
 /* ---- simulation --------------------------------------------------------------------------- */
 

@@ -47,5 +47,8 @@ struct sim_cost sim_cost_make(const struct sim_model *m, const lab_simulate_opti
                               const double *token_bytes);
 /* Seconds of one step. Its rows are not in the parts' sequences yet. */
 double sim_cost_step(const struct sim_cost *c, const struct step_part *parts, uint32_t n);
+/* Tokens that rows at positions [at, end) see, themselves included: row p sees p + 1, at most
+ * span. */
+double sim_pairs_seen(uint32_t at, uint32_t end, uint32_t span);
 
 #endif

@@ -149,9 +149,7 @@ static double sum_to(uint32_t n) {
     return (double)n * ((double)n + 1) / 2;
 }
 
-/* Tokens that rows at positions [at, end) see, themselves included: row p sees p + 1, at most
- * span. */
-static double pairs_seen(uint32_t at, uint32_t end, uint32_t span) {
+double sim_pairs_seen(uint32_t at, uint32_t end, uint32_t span) {
     DEBUG_ASSERT(at <= end);
     const uint32_t rising = end < span ? end : at < span ? span : at; /* rows before it see p + 1 */
     return sum_to(rising) - sum_to(at) + (double)(end - rising) * span;
@@ -166,7 +164,7 @@ double sim_cost_step(const struct sim_cost *c, const struct step_part *parts, ui
             const uint32_t span = c->groups[g].span;
             const uint64_t seen = (uint64_t)span + parts[i].rows - 1;
             seconds += (double)(seen < end ? seen : end) * c->groups[g].cached_seconds +
-                       pairs_seen(at, end, span) * c->groups[g].pair_seconds;
+                       sim_pairs_seen(at, end, span) * c->groups[g].pair_seconds;
         }
     }
     return seconds;

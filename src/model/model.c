@@ -38,6 +38,67 @@ uint64_t model_cached_bytes(const struct model *m) {
     return m->checkpoint->copy || m->checkpoint->lock ? 0 : m->weight_bytes;
 }
 
+/* ---- work ------------------------------------------------------------------------------------ */
+
+static double matrix_bytes(const struct weight *w) {
+    const double data = (double)w->n * (double)weight_row_bytes(weight_traits_of(w->type), w->k);
+    if (!w->scales)
+        return data;
+    const uint32_t rows = w->group_rows ? w->group_rows : 1, group = w->group ? w->group : 32;
+    const double scales = (double)((w->n + rows - 1) / rows) * ((w->k + group - 1) / group);
+    const bool bytes = w->type == WEIGHT_MXFP4_MLX; /* E8M0 */
+    return data + scales * (bytes ? 1 : (double)scalar_bytes(w->scalar)) * (w->biases ? 2 : 1);
+}
+
+static double matrix_multiplies(const struct weight *w) {
+    return (double)w->n * w->k;
+}
+
+static void add_experts(const struct model *m, struct model_work *work) {
+    for (uint32_t i = 0; i < m->config.n_layers; i++) {
+        const matrix_id *ids = m->layers[i].expert_matrices;
+        for (uint32_t e = 0; ids && e < m->config.moe.n * PLACES; e++) {
+            if (!ids[e])
+                continue;
+            work->expert_bytes += matrix_bytes(model_matrix(m, ids[e]));
+            work->expert_multiplies += matrix_multiplies(model_matrix(m, ids[e]));
+        }
+    }
+}
+
+static void add_attention(const struct model *m, struct model_work *work) {
+    const struct model_config *c = &m->config;
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const struct layer_config *l = &c->layers[i];
+        if (l->kind == LAYER_ATTENTION) /* queries with keys, weights with values */
+            work->attention[m->places[i].group] += 2.0 * c->heads * l->head_dim;
+    }
+}
+
+struct model_work model_work(const struct model *m) {
+    const struct weight *head = model_matrix(m, m->head);
+    struct model_work work = {.bytes = (double)m->weight_bytes,
+                              .head_bytes = matrix_bytes(head),
+                              .head_multiplies = matrix_multiplies(head)};
+    double all = 0, floats = 0;
+    for (matrix_id id = 1; id < m->n_matrices; id++) {
+        const struct weight *w = model_matrix(m, id);
+        if ((id == m->embed && id != m->head) || id == m->layer_embed) {
+            work.bytes -= matrix_bytes(w);
+            continue;
+        }
+        all += matrix_multiplies(w);
+        floats += weight_traits_of(w->type)->run_values ? 0 : matrix_multiplies(w);
+    }
+    add_experts(m, &work);
+    add_attention(m, &work);
+    work.bytes -= work.head_bytes + work.expert_bytes;
+    work.multiplies = all - work.head_multiplies - work.expert_multiplies;
+    work.floats = 2 * floats > all;
+    ASSERT(work.bytes > 0 && work.multiplies > 0);
+    return work;
+}
+
 uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[CACHE_GROUPS_MAX]) {
     ASSERT(m->n_groups <= CACHE_GROUPS_MAX);
     memcpy(groups, m->groups, m->n_groups * sizeof *groups);

@@ -189,6 +189,16 @@ void model_close(struct model *m);
 const struct checkpoint *model_checkpoint(const struct model *m);
 const struct model_config *model_config(const struct model *m);
 uint64_t model_weight_bytes(const struct model *m);
+/* What a step reads of them and multiplies with. All experts; of tables whose rows are looked up
+ * (an embedding that is not the head, too) nothing. */
+struct model_work {
+    double bytes, head_bytes, expert_bytes;
+    double multiplies, head_multiplies, expert_multiplies; /* of one row */
+    bool floats;                                           /* most are in float32, not with codes */
+    /* Multiplications of a row's attention with each cached token that it sees, per layer group. */
+    double attention[CACHE_GROUPS_MAX];
+};
+struct model_work model_work(const struct model *m);
 /* Those of them that memory_available_bytes counts as free: in mapped files that are not locked. */
 uint64_t model_cached_bytes(const struct model *m);
 

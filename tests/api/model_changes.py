@@ -171,6 +171,7 @@ def test_other_commands():
         (b"", "cache-prompt", "-f", "long.txt", "--ctx", "30000", "-o", "made/prompt.safetensors"),
         (request, "batch", "-i", "-", "-o", "made/results", "--cache-memory-mb", "64"),
         (b"", "calibrate", "-f", "longer.txt", "--tokens", "8000", "-o", "made/centres"),
+        (b"", "bench", "--depth", "0", "-n", "3000", "--prompt-tokens", "0", "-r", "1"),
         (b"", "bench-kv-cache", "-f", "longer.txt", "--seq-len", "8000"),
         (b"Once\n", "chat", "--cache-memory-mb", "64", "--ctx", "512", "-n", "8",
          "--chat-template", "chat.jinja"),
@@ -184,7 +185,7 @@ def test_other_commands():
             said = re.findall(rf"^kvasir {command[0]}: copy/model.safetensors: the file was {why}",
                               err, re.M)
             check(code == 1 and len(said) == 1, command[0], change.__name__, code, err)
-            figures = command[0] in ("perplexity", "bench-kv-cache")
+            figures = command[0] in ("perplexity", "bench", "bench-kv-cache")
             check(not figures or not out, "figures of a changed model", out)
             for made in "prompt.safetensors", "centres":
                 check(not os.path.exists("made/" + made), "a file of a changed model", made)
