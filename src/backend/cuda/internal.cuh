@@ -2,8 +2,7 @@
 // internal.cuh: what the .cu files share: the backend, and a step's tables as kernels see them.
 //
 //     backend.cu     the table, life, scratch          product.cu, weights.cu  matrices
-//                                                      halves.cu    4-bit ones by f16: few_rows.cuh,
-//                                                                   many_rows.cuh
+//                                                      halves.cu    4-bit ones, by f16
 //     memory.cu      buffers, arenas                   encode.cu    K and V into pages of the
 //     step.cu        the tables of a step                           common formats, or by way of
 //     attention.cu   chooses between these three:      plain_encode.cu      of any format
@@ -16,8 +15,8 @@
 //     clock.cu       for opcheck (graph.h)
 //
 // A file calls those below it only: error; memory, decode, prefill; centre, step, weights, rows;
-// halves; product; plain_attention, plain_encode; encode, attention, recurrent, experts, clock; record;
-// backend. Two calls go up: memory.cu's to step_submit, and graphs_drop.
+// halves; product; plain_attention, plain_encode; encode, attention, recurrent, experts, clock;
+// record; backend. Two calls go up: memory.cu's to step_submit, and graphs_drop.
 //
 // All kernels are compiled without contraction (-fmad=false): a*b+c is two roundings, fmaf() one.
 #pragma once
