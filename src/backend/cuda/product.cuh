@@ -7,8 +7,8 @@
 // What is after the last output, input or group is zeros.
 //
 //     HALVES   4-bit codes, scales d and biases m of f16 (Q4_0, Q4_1, AFFINE4): a weight is
-//              unit * (d * code + 8 * m), of Q4_0 unit * d * (code - 8). unit is a power of two,
-//              one of the whole matrix, which brings the largest d or m to [2^14, 2^15)
+//              unit * (d * code + 8 * m), of Q4_0 unit * d * (code - 8). units are powers of two,
+//              one for each output, which bring its largest d or m to [2^14, 2^15)
 //              codes   [8 tiles][pair][tile][lane] 16 bytes: a word for both blocks, outputs r and
 //                      r + 8; byte i holds code k = 4q + i (low nibble) and k = 16 + 4q + i (high)
 //              scales  [8 tiles][4 groups][tile][r] 16 bytes: of each group for outputs r and
@@ -51,8 +51,8 @@ constexpr float BIAS_UNIT = 8; // of m, HALVES
 struct weight_view {
     const uint8_t *codes, *scales, *biases;
     uint32_t n, k, pairs, quads;
-    uint32_t group; // inputs that share a scale
-    float unit;     // HALVES; else 1
+    uint32_t group;     // inputs that share a scale
+    const float *units; // of outputs, HALVES; else NULL
     enum matrix_form form;
     bool biased, bf16, minus_8; // bf16: of FLOATS; minus_8: Q4_0
 };
@@ -120,9 +120,9 @@ __device__ inline float weight_value(const weight_view &w, uint32_t output, uint
     float scale, bias = 0;
     if (w.form == HALVES) {
         const size_t at = half_scalar(w, output, k);
-        scale = to_float(((const uint16_t *)w.scales)[at], false) * w.unit;
+        scale = to_float(((const uint16_t *)w.scales)[at], false) * w.units[output];
         if (w.biased)
-            bias = to_float(((const uint16_t *)w.biases)[at], false) * BIAS_UNIT * w.unit;
+            bias = to_float(((const uint16_t *)w.biases)[at], false) * BIAS_UNIT * w.units[output];
     } else {
         const size_t at = float_scalar(w, output, k);
         scale = ((const float *)w.scales)[at];
@@ -618,7 +618,8 @@ __device__ __forceinline__ void keep_run(float *part, uint32_t lane,
 
 // Output j, whose runs have this sum.
 __device__ __forceinline__ float output_of(const product_part &p, uint32_t j, float sum) {
-    sum *= p.w.unit;
+    if (p.w.units)
+        sum *= p.w.units[j];
     return p.bias ? sum + p.bias[j] : sum;
 }
 // That of a row, at `at` of y. An operation that adds y to something is done here, too.

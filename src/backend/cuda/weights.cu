@@ -53,9 +53,9 @@ matrix_form form_of(const weight *w) {
     }
 }
 
-// Bytes of a matrix's codes, and of its scales or its biases.
+// Bytes of a matrix's codes, of its scales or its biases, and of its units.
 struct sizes {
-    size_t codes, scalars;
+    size_t codes, scalars, units;
 };
 
 sizes sizes_of(const weight_view &v) {
@@ -63,17 +63,18 @@ sizes sizes_of(const weight_view &v) {
     switch (v.form) {
     case HALVES: {
         const size_t whole = (tiles + COLUMN_TILES - 1) / COLUMN_TILES * COLUMN_TILES;
-        return {whole * v.pairs * 32 * LANE_BYTES, whole * v.quads * 8 * LANE_BYTES};
+        return {whole * v.pairs * 32 * LANE_BYTES, whole * v.quads * 8 * LANE_BYTES,
+                whole * TILE_OUTPUTS * sizeof(float)};
     }
     case NIBBLES:
-        return {pairs * 32 * LANE_BYTES, pairs * 2 * TILE_OUTPUTS * sizeof(float)};
+        return {pairs * 32 * LANE_BYTES, pairs * 2 * TILE_OUTPUTS * sizeof(float), 0};
     case BYTES:
         return {pairs * 2 * 32 * LANE_BYTES,
-                pairs * 2 * scalars_of_block(v) * TILE_OUTPUTS * sizeof(float)};
+                pairs * 2 * scalars_of_block(v) * TILE_OUTPUTS * sizeof(float), 0};
     case FLOATS:
-        return {pairs * 4 * 32 * LANE_BYTES, 0};
+        return {pairs * 4 * 32 * LANE_BYTES, 0, 0};
     default:
-        return {(size_t)v.n * v.k * sizeof(float), 0};
+        return {(size_t)v.n * v.k * sizeof(float), 0, 0};
     }
 }
 
@@ -91,7 +92,6 @@ kvasir_status view_of(const weight *w, weight_view *v, kvasir_error *err) {
     v->form = form_of(w);
     v->biased = t->has_min;
     v->group = t->run_values;
-    v->unit = 1;
     v->bf16 = w->type == WEIGHT_BF16;
     v->minus_8 = w->type == WEIGHT_Q4_0;
     if (v->form == HALVES && w->type == WEIGHT_AFFINE4)
@@ -125,24 +125,26 @@ void parts_of_row(const weight *w, uint32_t row, row_parts &p) {
                              (size_t)row * (w->k / w->group) + i * BLOCK / w->group);
 }
 
-// The unit of a matrix (HALVES) whose largest |d| or |m| / 8 this is.
-float unit_of(float most) {
-    int e = 0;
-    if (!(most > 0 && most < INFINITY))
+// The unit of an output (HALVES) whose largest |d| or |m| / 8 this is.
+HD float unit_of(float most) {
+    uint32_t bits;
+    memcpy(&bits, &most, sizeof bits);
+    const int e = (int)(bits >> 23) - 127; // 2^e <= most < 2^(e + 1)
+    if (most == 0 || e == 128)
         return 1;
-    frexpf(most, &e); // most < 2^e
-    return ldexpf(1, std::max(e, -100) - 15);
+    bits = (uint32_t)((e < -100 ? -100 : e) - 14 + 127) << 23;
+    memcpy(&most, &bits, sizeof bits);
+    return most;
 }
-float unit_of(const weight *w) { // AFFINE4
-    float most = 0;
-    for (size_t i = 0; i < (size_t)w->n * (w->k / w->group); i++)
-        most = std::max(most, std::max(fabsf(scalar_load(w->scalar, w->scales, i)),
-                                       fabsf(scalar_load(w->scalar, w->biases, i)) / BIAS_UNIT));
+float unit_of_row(const row_parts &p, uint32_t groups) {
+    float most = 0; // NaN: its weights are not finite, whatever the unit
+    for (uint32_t i = 0; i < groups; i++)
+        most = std::max(most, std::max(fabsf(p.d[i]), fabsf(p.m[i]) / BIAS_UNIT));
     return unit_of(most);
 }
 
 void put_row(const weight *w, const weight_view &v, uint32_t row, const row_parts &p,
-             uint8_t *codes, uint8_t *scales, uint8_t *biases) {
+             uint8_t *codes, uint8_t *scales, uint8_t *biases, float *units) {
     for (uint32_t i = 0; i < v.k; i++)
         if (v.form == BYTES)
             codes[code_byte(v, row, i)] = (uint8_t)p.codes[i];
@@ -150,12 +152,15 @@ void put_row(const weight *w, const weight_view &v, uint32_t row, const row_part
             ((uint32_t *)codes)[nibble_word(v, row, i)] |= (uint32_t)(p.codes[i] & 15)
                                                            << (i % 4 * 8 + i % BLOCK / 16 * 4);
     const uint32_t run = weight_traits_of(w->type)->run_values;
+    const float unit = v.form == HALVES ? unit_of_row(p, v.k / run) : 1;
+    if (v.form == HALVES)
+        units[row] = unit;
     for (uint32_t i = 0; i < v.k; i += run) {
         if (v.form == HALVES) {
             const size_t at = half_scalar(v, row, i);
-            ((uint16_t *)scales)[at] = f32_to_f16(p.d[i / run] / v.unit);
+            ((uint16_t *)scales)[at] = f32_to_f16(p.d[i / run] / unit);
             if (v.biased)
-                ((uint16_t *)biases)[at] = f32_to_f16(p.m[i / run] / v.unit / BIAS_UNIT);
+                ((uint16_t *)biases)[at] = f32_to_f16(p.m[i / run] / unit / BIAS_UNIT);
             continue;
         }
         const size_t at = float_scalar(v, row, i);
@@ -174,7 +179,8 @@ bool repack_codes(const weight *w, const weight_view &v, uint8_t *out) {
     const bool some = p.codes && p.d && p.m;
     for (uint32_t row = 0; some && row < w->n; row++) {
         parts_of_row(w, row, p);
-        put_row(w, v, row, p, out, out + s.codes, out + s.codes + s.scalars);
+        put_row(w, v, row, p, out, out + s.codes, out + s.codes + s.scalars,
+                (float *)(out + s.codes + s.scalars * (v.biased ? 2 : 1)));
     }
     mem_free(p.codes);
     mem_free(p.d);
@@ -214,26 +220,25 @@ struct file_blocks {
     }
 };
 
-// The largest |d| or |m| / 8, as bits; infinities and NaN are larger than numbers.
+// Units. A warp has an output; as bits, infinities and NaN are larger than numbers.
 __global__ void __launch_bounds__(256)
-    most_kernel(const file_blocks from, const weight_view w, uint32_t *most) {
-    const uint32_t blocks = w.k / BLOCK;
-    const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    units_kernel(const file_blocks from, const weight_view w, float *units) {
+    const uint32_t row = (blockIdx.x * 256 + threadIdx.x) / 32;
     uint32_t bits = 0;
-    if (i < (size_t)w.n * blocks) {
-        const uint16_t *p = from.block((uint32_t)(i / blocks), (uint32_t)(i % blocks));
-        bits = __float_as_uint(fabsf(to_float(p[0], false)));
+    for (uint32_t i = threadIdx.x % 32; row < w.n && i < w.k / BLOCK; i += 32) {
+        const uint16_t *p = from.block(row, i);
+        bits = max(bits, __float_as_uint(fabsf(to_float(p[0], false))));
         if (w.biased)
             bits = max(bits, __float_as_uint(fabsf(to_float(p[1], false)) / BIAS_UNIT));
     }
     bits = __reduce_max_sync(~0u, bits);
-    if (threadIdx.x % 32 == 0)
-        atomicMax(most, bits);
+    if (row < w.n && threadIdx.x % 32 == 0)
+        units[row] = unit_of(__uint_as_float(bits));
 }
 
 __global__ void __launch_bounds__(256)
     repack_kernel(const file_blocks from, const weight_view w, uint32_t *codes, uint16_t *scales,
-                  uint16_t *biases) {
+                  uint16_t *biases, const float *units) {
     const uint32_t blocks = w.k / BLOCK;
     const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
     if (i >= (size_t)w.n * blocks)
@@ -244,9 +249,9 @@ __global__ void __launch_bounds__(256)
     const auto in_units = [&](uint16_t half, float unit) {
         return __half_as_ushort(__float2half_rn(to_float(half, false) / unit));
     };
-    scales[scalar] = in_units(p[0], w.unit);
+    scales[scalar] = in_units(p[0], units[row]);
     if (w.biased)
-        biases[scalar] = in_units(p[1], w.unit * BIAS_UNIT);
+        biases[scalar] = in_units(p[1], units[row] * BIAS_UNIT);
     p += from.head / 2;
 #pragma unroll
     for (uint32_t q = 0; q < 4; q++)
@@ -257,35 +262,27 @@ bool repacked_by_device(const weight *w) {
     return w->type == WEIGHT_Q4_0 || w->type == WEIGHT_Q4_1;
 }
 
-// False: no memory for a copy of the matrix as it is, or another error. Finds v.unit.
-bool repack_on_device(cuda_backend *b, const weight *w, weight_view &v, uint8_t *out) {
+// False: no memory for a copy of the matrix as it is, or another error.
+bool repack_on_device(cuda_backend *b, const weight *w, const weight_view &v, uint8_t *out) {
     const sizes s = sizes_of(v);
     const uint32_t head = w->type == WEIGHT_Q4_0 ? 2 : 4;
     const size_t row_bytes = (size_t)(w->k / BLOCK) * (head + BLOCK / 2);
-    const uint32_t threads = blocks_of((size_t)w->n * (w->k / BLOCK), 256);
+    const size_t scalars = s.scalars * (v.biased ? 2 : 1);
+    float *units = (float *)(out + s.codes + scalars);
     uint8_t *copy = (uint8_t *)cuda_alloc(&b->base, row_bytes * w->n);
-    uint32_t *most = (uint32_t *)cuda_alloc(&b->base, sizeof *most);
-    if (copy && most) {
-        const file_blocks from = {copy, head, row_bytes};
-        uint32_t bits = 0;
-        cuda_write(&b->base, most, &bits, sizeof bits);
-        cuda_write(&b->base, copy, w->data, row_bytes * w->n);
-        most_kernel<<<threads, 256, 0, b->stream>>>(from, v, most);
-        cuda_ok(b, cudaGetLastError());
-        cuda_read(&b->base, &bits, most, sizeof bits, nullptr); // waits
-        float largest;
-        memcpy(&largest, &bits, sizeof largest);
-        v.unit = unit_of(largest);
-        cuda_ok(b, cudaMemsetAsync(out, 0, s.codes + s.scalars * (v.biased ? 2 : 1), b->stream));
-        repack_kernel<<<threads, 256, 0, b->stream>>>(from, v, (uint32_t *)out,
-                                                      (uint16_t *)(out + s.codes),
-                                                      (uint16_t *)(out + s.codes + s.scalars));
-        cuda_ok(b, cudaGetLastError());
-    }
-    const bool some = copy && most;
+    if (!copy)
+        return false;
+    const file_blocks from = {copy, head, row_bytes};
+    cuda_write(&b->base, copy, w->data, row_bytes * w->n);
+    cuda_ok(b, cudaMemsetAsync(out, 0, s.codes + scalars + s.units, b->stream));
+    units_kernel<<<blocks_of(w->n, 8), 256, 0, b->stream>>>(from, v, units);
+    cuda_ok(b, cudaGetLastError());
+    repack_kernel<<<blocks_of((size_t)w->n * (w->k / BLOCK), 256), 256, 0, b->stream>>>(
+        from, v, (uint32_t *)out, (uint16_t *)(out + s.codes),
+        (uint16_t *)(out + s.codes + s.scalars), units);
+    cuda_ok(b, cudaGetLastError());
     cuda_free(&b->base, copy); // waits
-    cuda_free(&b->base, most);
-    return some && cuda_works(b);
+    return cuda_works(b);
 }
 
 // ---- embed -----------------------------------------------------------------------------------
@@ -308,10 +305,8 @@ kvasir_status cuda_weight_put(struct backend *base, const struct weight *w,
     backend_weight c = {};
     *out = nullptr;
     TRY(view_of(w, &c.view, err));
-    if (c.view.form == HALVES && w->type == WEIGHT_AFFINE4)
-        c.view.unit = unit_of(w);
     const sizes s = sizes_of(c.view);
-    const size_t bytes = s.codes + s.scalars * (c.view.biased ? 2 : 1);
+    const size_t bytes = s.codes + s.scalars * (c.view.biased ? 2 : 1) + s.units;
 
     const bool by_device = repacked_by_device(w);
     kvasir_status status = KVASIR_OK;
@@ -334,6 +329,8 @@ kvasir_status cuda_weight_put(struct backend *base, const struct weight *w,
     c.view.codes = c.data;
     c.view.scales = c.data + s.codes;
     c.view.biases = c.view.scales + s.scalars;
+    if (s.units > 0)
+        c.view.units = (const float *)(c.data + bytes - s.units);
     *made = c;
     *out = made;
     made = nullptr;

@@ -15,6 +15,8 @@
  *
  *     gamma(T + R + 2) sum|terms|,    and 2^-122 a block, where d * scale is subnormal
  *
+ * 4-bit matrices and activations of 8 bits: the products of halves.cuh, rounded as there.
+ *
  * Independence (O2): a row has the same bits alone, with other rows, at another place, and with a
  * matrix cut to its first outputs.
  *
@@ -107,6 +109,62 @@ static void compare_output(const struct product_case *c, const struct act_row *a
     check_near("output", row, j, got, want + bias, bound);
 }
 
+/* ---- 4-bit matrices by f16 (halves.cuh) ---- */
+
+static bool is_by_f16(const struct product_case *c) {
+    return c->bits == 8 && (c->w.type == WEIGHT_Q4_0 || c->w.type == WEIGHT_Q4_1 ||
+                            (c->w.type == WEIGHT_AFFINE4 && c->w.scalar != SCALAR_F32));
+}
+static double power_below(double most) { /* 2^e <= most < 2^(e + 1); 1 for 0 */
+    int e = 1;
+    (void)frexp(most, &e);
+    return most == 0 ? 1 : ldexp(1, e - 1);
+}
+static double round_f16(double v) { /* of less than 2^16 */
+    const double unit = fmax(power_below(fabs(v)), 0x1p-14) * 0x1p-10;
+    return nearbyint(v / unit) * unit;
+}
+/* Weights of an output, times 2^-24 and 1 / its unit. Returns the unit. */
+static double halves_of(const struct product_case *c, const struct weight_parts *w, double *out) {
+    const uint32_t part = c->traits->run_values;
+    const bool biased = c->traits->has_min;
+    double most = 0;
+    for (uint32_t i = 0; i < c->w.k / part; i++)
+        most = fmax(most, fmax(fabs(w->d[i]), biased ? fabs(w->m[i]) / 8 : 0));
+    const double unit = most == 0 ? 1 : power_below(most) * 0x1p-14;
+    for (uint32_t i = 0; i < c->w.k; i++) {
+        const double d = round_f16(w->d[i / part] / unit);
+        const double m = biased ? round_f16(w->m[i / part] / unit / 8) * 0x1p-21 : d * -0x1p-21;
+        const double high = i % BLOCK < BLOCK / 2 ? d : 16 * round_f16(d / 16);
+        const int code = biased ? w->codes[i] : w->codes[i] + 8;
+        out[i] = round_f16(high * 0x1p-24 * code + round_f16(m));
+    }
+    return unit;
+}
+/* The sum of a run's products, of an instruction each of which may cut off what is below 2^-22 of
+ * its sum, and float32 sums of the runs. */
+static void compare_halves(const struct product_case *c, const double *w, double unit, uint32_t row,
+                           uint32_t j, float got) {
+    const float *x = c->x + (size_t)row * c->w.k;
+    double want = 0, terms = 0, cut = 0, bias = c->bias ? c->bias[j] : 0;
+    for (uint32_t run = 0; run < c->w.k; run += RUN) {
+        const uint32_t end = run + RUN < c->w.k ? run + RUN : c->w.k;
+        double most = 0, weights = 0;
+        for (uint32_t i = run; i < end; i++)
+            most = isfinite(x[i]) && !isnan(most) ? fmax(most, fabs(x[i])) : NAN;
+        const double power = isnan(most) ? NAN : fmax(power_below(most), 0x1p-126);
+        for (uint32_t i = run; i < end; i++) {
+            const double term = round_f16(x[i] / power) * power * w[i] * unit * 0x1p24;
+            want += term;
+            terms += fabs(term);
+            weights += fabs(w[i] * unit * 0x1p24);
+        }
+        cut += most * weights * 0x1p-22;
+    }
+    check_near("output", row, j, got, want + bias,
+               cut + (terms + fabs(bias)) * 0x1p-16 + UNDERFLOW);
+}
+
 /* A matrix of floats. float32: a chain of k / 32 terms in each lane, and a tree. Else x in two
  * planes: of bf16 16 bits, of f16 22 bits of the run's largest; chains of instructions, each of
  * which may cut off what is below 2^-22 of its sum. */
@@ -136,6 +194,7 @@ static void compare_floats(const struct product_case *c, const struct weight_par
 static void compare_outputs(const struct product_case *c, const float *y) {
     struct act_row *acts = plain(c->rows * sizeof *acts);
     struct weight_parts *parts = plain(sizeof *parts);
+    double *halves = plain(K_MAX * sizeof *halves);
     for (uint32_t row = 0; row < c->rows && !is_float(c); row++)
         round_row(c->x + (size_t)row * c->w.k, c->w.k, c->bits, &acts[row]);
     for (uint32_t j = 0; j < c->w.n; j++) {
@@ -143,9 +202,12 @@ static void compare_outputs(const struct product_case *c, const float *y) {
             c->traits->decode(&c->w, j, parts->values);
         else
             c->traits->parts(&c->w, j, parts->codes, parts->d, parts->m);
+        const double unit = is_by_f16(c) ? halves_of(c, parts, halves) : 0;
         for (uint32_t row = 0; row < c->rows; row++) {
             const float got = y[(size_t)row * c->w.n + j];
-            if (is_float(c))
+            if (is_by_f16(c))
+                compare_halves(c, halves, unit, row, j, got);
+            else if (is_float(c))
                 compare_floats(c, parts, row, j, got);
             else
                 compare_output(c, &acts[row], parts, row, j, got);
