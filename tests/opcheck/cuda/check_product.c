@@ -152,7 +152,7 @@ static void compare_halves(const struct product_case *c, const double *w, double
         double most = 0, weights = 0;
         for (uint32_t i = run; i < end; i++)
             most = isfinite(x[i]) && !isnan(most) ? fmax(most, fabs(x[i])) : NAN;
-        const double power = isnan(most) ? NAN : fmax(power_below(most), 0x1p-126);
+        const double power = isnan(most) ? NAN : fmin(fmax(power_below(most), 0x1p-126), 0x1p126);
         for (uint32_t i = run; i < end; i++) {
             const double term = round_f16(x[i] / power) * power * w[i] * unit * 0x1p24;
             want += term;
