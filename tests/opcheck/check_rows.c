@@ -438,10 +438,10 @@ static void halves_case(enum weight_type type, uint32_t rows, uint32_t n, uint32
 
 static void check_halves(void) {
     static const enum weight_type TYPES[] = {WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_AFFINE4};
-    static const uint32_t SHAPES[][3] = {{1, 70, 1120},    {2, 33, 2080},    {3, 200, 544},
-                                         {8, 130, 1120},   {16, 130, 1120},  {16, 17000, 96},
-                                         {40, 200, 2080},  {64, 70, 96},     {65, 70, 1120},
-                                         {40, 25700, 160}, {130, 11400, 576}};
+    static const uint32_t SHAPES[][3] = {{1, 70, 1120},   {2, 33, 2080},    {3, 200, 544},
+                                         {8, 130, 1120},  {16, 130, 1120},  {16, 17000, 96},
+                                         {40, 200, 2080}, {64, 70, 96},     {65, 70, 1120},
+                                         {40, 70, 4160},  {40, 25700, 160}, {130, 11400, 576}};
     for (uint32_t i = 0; choice->halves_near > 0 && i < sizeof TYPES / sizeof *TYPES; i++) {
         if (!family_begin("matmul by f16", "%s", weight_traits_of(TYPES[i])->name))
             continue;

@@ -141,28 +141,34 @@ static double halves_of(const struct product_case *c, const struct weight_parts 
     }
     return unit;
 }
-/* The sum of a run's products, of an instruction each of which may cut off what is below 2^-22 of
- * its sum, and float32 sums of the runs. */
+/* Instructions of 16 products, which are exact. A tensor core aligns them, and what it adds them to,
+ * by their exponents and cuts off what is below 2^-23 of the largest; the exponent of a subnormal
+ * factor is the least one of normal numbers, 2^-14. Then float32 sums of the runs. */
 static void compare_halves(const struct product_case *c, const double *w, double unit, uint32_t row,
                            uint32_t j, float got) {
     const float *x = c->x + (size_t)row * c->w.k;
     double want = 0, terms = 0, cut = 0, bias = c->bias ? c->bias[j] : 0;
     for (uint32_t run = 0; run < c->w.k; run += RUN) {
         const uint32_t end = run + RUN < c->w.k ? run + RUN : c->w.k;
-        double most = 0, weights = 0;
+        double most = 0, sum = 0;
         for (uint32_t i = run; i < end; i++)
             most = isfinite(x[i]) && !isnan(most) ? fmax(most, fabs(x[i])) : NAN;
         const double power = isnan(most) ? NAN : fmin(fmax(power_below(most), 0x1p-126), 0x1p126);
-        for (uint32_t i = run; i < end; i++) {
-            const double term = round_f16(x[i] / power) * power * w[i] * unit * 0x1p24;
-            want += term;
-            terms += fabs(term);
-            weights += fabs(w[i] * unit * 0x1p24);
+        const double units = power * unit * 0x1p24;
+        for (uint32_t first = run; first < end; first += 16) {
+            double largest = fabs(sum);
+            for (uint32_t i = first; i < first + 16; i++) {
+                const double x16 = round_f16(x[i] / power);
+                sum += x16 * w[i];
+                terms += fabs(x16 * w[i] * units);
+                largest = fmax(largest, fmax(fabs(x16), 0x1p-14) * fmax(fabs(w[i]), 0x1p-14));
+            }
+            cut += 17 * 0x1p-23 * largest * units;
         }
-        cut += most * weights * 0x1p-22;
+        want += sum * units;
     }
     check_near("output", row, j, got, want + bias,
-               cut + (terms + fabs(bias)) * 0x1p-16 + UNDERFLOW);
+               cut + (terms + fabs(bias)) * 0x1p-20 + UNDERFLOW);
 }
 
 /* A matrix of floats. float32: a chain of k / 32 terms in each lane, and a tree. Else x in two
