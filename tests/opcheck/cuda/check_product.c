@@ -141,9 +141,9 @@ static double halves_of(const struct product_case *c, const struct weight_parts 
     }
     return unit;
 }
-/* Instructions of 16 products, which are exact. A tensor core aligns them, and what it adds them to,
- * by their exponents and cuts off what is below 2^-23 of the largest; the exponent of a subnormal
- * factor is the least one of normal numbers, 2^-14. Then float32 sums of the runs. */
+/* Instructions of 16 products, which are exact. A tensor core aligns them, and what it adds them
+ * to, by their exponents and cuts off what is below 2^-23 of the largest; the exponent of a
+ * subnormal factor is the least one of normal numbers, 2^-14. Then float32 sums of the runs. */
 static void compare_halves(const struct product_case *c, const double *w, double unit, uint32_t row,
                            uint32_t j, float got) {
     const float *x = c->x + (size_t)row * c->w.k;
