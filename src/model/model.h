@@ -175,9 +175,10 @@ enum checkpoint_pooling checkpoint_pooling(const struct checkpoint *c);
 /* ---- model ----------------------------------------------------------------------------------- */
 
 /* Version of the arithmetic that makes rows of K and V, and states, from tokens: forward passes,
- * operations, kernels of every tier and device. Raise it when any bit of them changes; stored pages
- * of earlier builds are then not found. KV_ARITHMETIC_VERSION (quant.h) is that of what pages hold
- * of the same rows. golden.bits fails if recorded logits change and neither was raised. */
+ * operations, kernels of every tier. Raise it when any bit of them changes; stored pages of earlier
+ * builds are then not found. CUDA has its own beside it (cuda/backend.cu). KV_ARITHMETIC_VERSION
+ * (quant.h) is that of what pages hold of the same rows. golden.bits fails if recorded logits
+ * change and neither was raised. */
 #define MODEL_ARITHMETIC_VERSION 1
 
 struct model;

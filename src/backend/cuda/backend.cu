@@ -19,6 +19,10 @@
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/internal.cuh"
 
+// Version of this backend's arithmetic, as MODEL_ARITHMETIC_VERSION (model.h) of all of them: raise
+// it when a bit of a result changes. Stored prefixes name it with the tier.
+enum { ARITHMETIC = 2 };
+
 extern "C" int backend_cuda_devices(void) {
     int count = 0;
     return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
@@ -47,7 +51,7 @@ static kvasir_status open_device(cuda_backend *b, int device, kvasir_error *err)
     b->shared_per_block = (uint32_t)p.sharedMemPerBlockOptin;
     b->shared_per_sm = (uint32_t)p.sharedMemPerMultiprocessor;
     b->shared_reserved = (uint32_t)p.reservedSharedMemPerBlock;
-    snprintf(b->tier, sizeof b->tier, "sm_%d%d", major, minor);
+    snprintf(b->tier, sizeof b->tier, "sm_%d%d-%d", major, minor, ARITHMETIC);
     snprintf(b->name, sizeof b->name, "%.64s, sm_%d%d, %d SMs", p.name, major, minor, b->sm_count);
     if (major < 8)
         return fail(err, KVASIR_ERR_UNSUPPORTED, "CUDA: %s: compute capability 8.0 is needed",
