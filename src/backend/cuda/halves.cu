@@ -199,6 +199,12 @@ uint32_t stages_for(const cuda_backend *b, const many_choice &c, uint32_t togeth
                          : (uint32_t)std::min<size_t>(STAGES_MAX, (room - others) / c.stage_bytes);
 }
 
+// Those that it gets: fewer blocks of a multiprocessor rather than too few stages.
+uint32_t stages_of(const cuda_backend *b, const many_choice &c, bool cluster) {
+    const uint32_t stages = stages_for(b, c, c.together, cluster);
+    return stages < STAGES_MIN ? stages_for(b, c, 1, cluster) : stages;
+}
+
 // The largest blocks of which there are enough for the device. outputs: of all parts.
 template <class F> many_choice many_for(cuda_backend *b, uint32_t outputs, uint32_t rows) {
     const auto enough = [&](uint32_t n, uint32_t m) {
@@ -218,9 +224,6 @@ template <class F> many_choice many_for(cuda_backend *b, uint32_t outputs, uint3
 // A launch of `blocks` times `ranks` blocks. Attributes are filled in.
 cudaLaunchConfig_t many_config(const cuda_backend *b, const many_choice &c, dim3 blocks,
                                uint32_t ranks, cudaLaunchAttribute (&attributes)[2]) {
-    uint32_t stages = stages_for(b, c, c.together, ranks > 1);
-    if (stages < STAGES_MIN)
-        stages = stages_for(b, c, 1, ranks > 1);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = ranks;
     attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
@@ -229,7 +232,8 @@ cudaLaunchConfig_t many_config(const cuda_backend *b, const many_choice &c, dim3
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(blocks.x * ranks, blocks.y);
     config.blockDim = c.threads;
-    config.dynamicSmemBytes = stages * c.stage_bytes + (ranks > 1 ? c.sums_bytes : 0);
+    config.dynamicSmemBytes =
+        stages_of(b, c, ranks > 1) * c.stage_bytes + (ranks > 1 ? c.sums_bytes : 0);
     config.stream = b->stream;
     config.attrs = attributes;
     config.numAttrs = b->overlaps ? 2 : 0;
@@ -248,13 +252,15 @@ uint32_t clusters_together(cuda_backend *b, const many_choice &c, uint32_t ranks
         cudaLaunchAttribute attributes[2] = {};
         cudaLaunchConfig_t config = many_config(b, c, dim3(1, 1), ranks, attributes);
         int count = 0;
-        config.numAttrs = 1;
-        if (!allow_shared(b, c, config.dynamicSmemBytes) ||
-            cudaOccupancyMaxActiveClusters(&count, c.kernel, &config) != cudaSuccess || count < 1)
-            count = 1;
-        known = (uint16_t)count;
+        config.numAttrs = 1; // the cluster alone
+        if (allow_shared(b, c, config.dynamicSmemBytes) &&
+            cudaOccupancyMaxActiveClusters(&count, c.kernel, &config) != cudaSuccess) {
+            (void)cudaGetLastError(); // such clusters are not for this device
+            count = 0;
+        }
+        known = (uint16_t)(count + 1);
     }
-    return known;
+    return known - 1u;
 }
 
 // Blocks that share the runs of an output: so that there are the fewest runs one after the other
@@ -290,11 +296,8 @@ void many_product(cuda_backend *b, const float *x, product_args a, const matmul_
     cudaLaunchAttribute attributes[2] = {};
     const cudaLaunchConfig_t config = many_config(b, c, grid, ranks, attributes);
     if (cuda_works(b) && allow_shared(b, c, config.dynamicSmemBytes))
-        cuda_ok(b, cudaLaunchKernelEx(
-                       &config, c.kernel, a, act,
-                       (uint32_t)((config.dynamicSmemBytes - (ranks > 1 ? c.sums_bytes : 0)) /
-                                  c.stage_bytes),
-                       ranks));
+        cuda_ok(b,
+                cudaLaunchKernelEx(&config, c.kernel, a, act, stages_of(b, c, ranks > 1), ranks));
 }
 
 template <class F>

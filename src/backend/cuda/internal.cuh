@@ -201,8 +201,8 @@ struct cuda_backend {
     int sm_count;
     bool overlaps; // kernels were compiled to wait for the one before (kernel_waits)
     uint32_t shared_per_block, shared_per_sm, shared_reserved; // bytes; reserved: of each block
-    // clusters of so many blocks that are on the device together, of a kernel of halves.cu; 0: not
-    // asked yet
+    // 1 + how many clusters of so many blocks are on the device together, of a kernel of halves.cu;
+    // 0: not asked yet
     uint16_t clusters[2][4][9];
     backend_limits limits; // seqs is settled
     uint32_t prefill_rows; // of cuda_prefill_rows, settled
