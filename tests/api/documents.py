@@ -23,7 +23,7 @@ PROGRAM, ROOT, MODEL = (pathlib.Path(a).resolve() for a in sys.argv[1:4])
 SHA256 = hashlib.sha256(MODEL.read_bytes()).hexdigest()
 RUN = ["README.md", "docs/tutorial.md", "docs/server.md", "docs/sessions.md", "docs/models.md",
        "docs/structured-output.md", "docs/embeddings.md", "docs/prompt-caches.md",
-       "docs/tiers.md", "docs/commands.md", "docs/responses.md"]
+       "docs/tiers.md", "docs/commands.md", "docs/responses.md", "docs/scheduling.md"]
 ELSEWHERE = {"docs/install.md": "tools/installs.sh", "docs/deploy.md": "tools/installs.sh",
              "docs/clients": "tests/api/clients.sh", "docs/decisions": "a record",
              "docs/adding-a-model.md": "about sources", "docs/quality.md": "tools/quality.sh",
@@ -35,6 +35,7 @@ ELSEWHERE = {"docs/install.md": "tools/installs.sh", "docs/deploy.md": "tools/in
 # Begins of commands that do not run here, and why.
 NOT_HERE = {"kvasir convert model.gguf tokenizer": "tests/api/convert.sh",
             "lm_eval": "tests/lmeval",
+            "kvasir bench -m MODEL": "takes minutes; tests/api/bench.sh",
             "kvasir serve -m MODEL --cache-remote": "tests/api/tiers.sh has a Redis"}
 NAMES = {"MODEL": "smollm2:135m", "/var/cache/kvasir": "cache", "/srv/models": "served",
          "--cache-memory-mb 16000": "--cache-memory-mb 256"}
