@@ -347,14 +347,6 @@ static void check_embed(void) {
     family_end();
 }
 
-/* Whether the device multiplies a matrix by f16 (cuda/halves.cuh), from activations of `act_bits`:
- * then its results are near those of 16-bit activations. */
-static bool by_f16(const struct weight *w, int act_bits) {
-    const bool four_bits = w->type == WEIGHT_Q4_0 || w->type == WEIGHT_Q4_1 ||
-                           (w->type == WEIGHT_AFFINE4 && w->scalar != SCALAR_F32);
-    return choice->halves_near > 0 && act_bits == 8 && four_bits;
-}
-
 /* Up to MATMULS_MAX matrices of one input. */
 static void product_case(enum weight_type type, uint32_t rows, uint32_t wide, int act_bits) {
     static const uint32_t OUTPUTS[MATMULS_MAX] = {70, 1, 33, 128};

@@ -75,6 +75,9 @@ void device_choose(const struct device_choice *c);
 void device_begin(const struct backend_limits *limits, int act_bits);
 /* The same with a reference of other activations. */
 void device_begin_beside(const struct backend_limits *limits, int act_bits, int reference_bits);
+/* Whether the device multiplies a matrix by f16 (cuda/halves.cuh), from activations of `act_bits`:
+ * then its results are near those of 16-bit activations. */
+bool by_f16(const struct weight *w, int act_bits);
 /* Gives both back. */
 void device_end(void);
 /* The first error of the device ends the program. */

@@ -308,6 +308,12 @@ void device_begin_beside(const struct backend_limits *limits, int act_bits, int 
     must(backend_reserve(reference, limits, &err), &err, "reserve of the reference");
 }
 
+bool by_f16(const struct weight *w, int act_bits) {
+    const bool four_bits = w->type == WEIGHT_Q4_0 || w->type == WEIGHT_Q4_1 ||
+                           (w->type == WEIGHT_AFFINE4 && w->scalar != SCALAR_F32);
+    return choice->halves_near > 0 && act_bits == 8 && four_bits;
+}
+
 void device_must_work(void) {
     kvasir_error err = {0};
     must(backend_flush(device, &err), &err, "the device");

@@ -64,3 +64,7 @@ __device__ __forceinline__ void copy_lanes(uint32_t to, const uint8_t *from, uin
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i), "l"(from + i)
                      : "memory");
 }
+// Each lane arrives when its copies are done.
+__device__ __forceinline__ void lanes_arrive(uint32_t bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}

@@ -216,7 +216,7 @@ template <class F> many_choice many_for(cuda_backend *b, uint32_t outputs, uint3
                  : rows > 16 && enough(256, 64) ? 1
                  : rows > 16                    ? 2
                                                 : 3;
-    while (i < 3 && stages_for(b, choices[i], 1, false) < STAGES_MIN)
+    while (i < 3 && stages_of(b, choices[i], false) < STAGES_MIN)
         i++;
     return choices[i];
 }
@@ -268,7 +268,7 @@ uint32_t clusters_together(cuda_backend *b, const many_choice &c, uint32_t ranks
 uint32_t ranks_for(cuda_backend *b, const many_choice &c, uint32_t blocks, uint32_t runs) {
     uint32_t best = 1;
     if (!b->overlaps || 2 * blocks > (uint32_t)b->sm_count * c.together ||
-        stages_for(b, c, 1, true) < STAGES_MIN)
+        stages_of(b, c, true) < STAGES_MIN)
         return 1;
     for (uint32_t ranks = 2; ranks <= CLUSTER_MAX && ranks <= runs; ranks++)
         if (blocks_of(runs, ranks) < blocks_of(runs, best) &&
@@ -278,11 +278,10 @@ uint32_t ranks_for(cuda_backend *b, const many_choice &c, uint32_t blocks, uint3
 }
 
 template <class F>
-void many_product(cuda_backend *b, const float *x, product_args a, const matmul_neighbours &with) {
+void many_product(cuda_backend *b, const float *x, product_args a, uint32_t outputs,
+                  const matmul_neighbours &with) {
     const weight_view &w = a.part[0].w;
-    uint32_t outputs = 0, blocks = 0;
-    for (uint32_t i = 0; i < a.parts; i++)
-        outputs += a.part[i].w.n;
+    uint32_t blocks = 0;
     const many_choice c = many_for<F>(b, outputs, a.rows);
     for (uint32_t i = 0; i < a.parts; i++) {
         a.part[i].first = blocks;
@@ -309,7 +308,7 @@ void product_of(cuda_backend *b, const float *x, const product_args &a, matmul_n
     if (a.rows <= FEW_ROWS || small)
         few_product<F>(b, x, a, with);
     else
-        many_product<F>(b, x, a, *with);
+        many_product<F>(b, x, a, outputs, *with);
     with->norm = nullptr;
     with->gate = nullptr;
 }

@@ -86,7 +86,7 @@ __device__ __forceinline__ void copies_into_end(uint32_t bar) {
 #if BULK_COPIES
     barrier_arrive(bar);
 #else
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+    lanes_arrive(bar);
 #endif
 }
 
@@ -194,11 +194,6 @@ template <class F, int N, int WM> struct many_ring {
             copies_into_end(bar);
         }
     }
-    __device__ __forceinline__ void arrive(uint32_t place) const {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0)
-            barrier_arrive(used + 8 * place);
-    }
     // Run `run`, which is the block's next one, into sums, times its units.
     __device__ __forceinline__ void add_run(const many_place &m, uint32_t run, uint32_t tile,
                                             Sums<N> &sums) {
@@ -220,7 +215,9 @@ template <class F, int N, int WM> struct many_ring {
                 each_sum<N>(0, [&](uint32_t row, uint32_t, uint32_t j, uint32_t i) {
                     sums[j][i] = sum_of_run(sums[j][i], stage.units[row]);
                 });
-            arrive(at);
+            __syncwarp();
+            if (threadIdx.x % 32 == 0)
+                barrier_arrive(used + 8 * at);
         }
     }
 };

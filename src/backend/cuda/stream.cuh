@@ -80,7 +80,7 @@ __device__ __forceinline__ void chunk_copy(const uint8_t *tile, int c, uint32_t 
     }
 #else
     chunk_copies<F, K, D>(tile, c, slot, copy_lanes);
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+    lanes_arrive(bar);
 #endif
 }
 

@@ -111,10 +111,6 @@ static void compare_output(const struct product_case *c, const struct act_row *a
 
 /* ---- 4-bit matrices by f16 (halves.cuh) ---- */
 
-static bool is_by_f16(const struct product_case *c) {
-    return c->bits == 8 && (c->w.type == WEIGHT_Q4_0 || c->w.type == WEIGHT_Q4_1 ||
-                            (c->w.type == WEIGHT_AFFINE4 && c->w.scalar != SCALAR_F32));
-}
 static double power_below(double most) { /* 2^e <= most < 2^(e + 1); 1 for 0 */
     int e = 1;
     (void)frexp(most, &e);
@@ -208,10 +204,10 @@ static void compare_outputs(const struct product_case *c, const float *y) {
             c->traits->decode(&c->w, j, parts->values);
         else
             c->traits->parts(&c->w, j, parts->codes, parts->d, parts->m);
-        const double unit = is_by_f16(c) ? halves_of(c, parts, halves) : 0;
+        const double unit = by_f16(&c->w, c->bits) ? halves_of(c, parts, halves) : 0;
         for (uint32_t row = 0; row < c->rows; row++) {
             const float got = y[(size_t)row * c->w.n + j];
-            if (is_by_f16(c))
+            if (by_f16(&c->w, c->bits))
                 compare_halves(c, halves, unit, row, j, got);
             else if (is_float(c))
                 compare_floats(c, parts, row, j, got);
