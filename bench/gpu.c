@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A model on a GPU: how long it takes to load, tokens per second of steps and of prompts at some
  * depths and batches. Sequences are made long by copies of real pages (bench.h): what is generated
- * means nothing, but the work is the same. Logits of each step are read back.
+ * means nothing, but the work is the same. The device picks each step's tokens, greedily unless
+ * said otherwise, as an engine has it do, and only they come back; or all logits are read back.
  *
  *     gpu MODEL [DEVICE]
  *
@@ -42,25 +43,50 @@ static kvasir_seq *make_seq(kvasir_context *c, uint32_t depth) {
     return s;
 }
 
-/* Tokens per second of steps with a row of each of `batch` sequences of `depth` tokens. */
-static double decode_speed(kvasir_context *c, uint32_t batch, uint32_t depth) {
-    kvasir_seq *seqs[BATCH_MAX];
-    kvasir_batch *b;
-    uint32_t ones[BATCH_MAX];
-    double speed[REPEATS];
+enum how { GREEDY, RANDOM, READ_BACK };
+static const char *const HOW[] = {"", ", temperature 0.8, top-p 0.95", ", logits read back"};
+
+/* A step with a row of each sequence. Tokens are random ones, not those that are picked, so that
+ * all formats do the same work. */
+static void run_step(kvasir_context *c, kvasir_seq *const *seqs, uint32_t batch,
+                     const int32_t *tokens, enum how how) {
+    static struct step_part parts[BATCH_MAX];
+    static struct pick list[BATCH_MAX];
+    static struct picked out[BATCH_MAX];
+    const struct step_picks picks = {list, batch, out};
+    const float *row;
     for (uint32_t i = 0; i < batch; i++) {
-        seqs[i] = make_seq(c, depth);
-        ones[i] = 1;
+        parts[i] = (struct step_part){.seq = seqs[i]->seq, .tokens = tokens + i, 1, 1, false};
+        list[i] = (struct pick){.row = i,
+                                .at = (double)rand() / ((double)RAND_MAX + 1),
+                                .temp = how == RANDOM ? 0.8f : 0,
+                                .top_p = 0.95f,
+                                .at_least = 1,
+                                .n_top = -1};
+        need(seq_reserve(seqs[i]->seq, seq_length(seqs[i]->seq) + 1, &err));
+        need(seq_prepare(seqs[i]->seq, 1, &err));
     }
-    need(kvasir_batch_merge(c, seqs, batch, &b, &err));
+    need(step_run(c, parts, batch, how == READ_BACK ? NULL : &picks, &err));
+    for (uint32_t i = 0; i < batch; i++)
+        if (how == READ_BACK || out[i].token < 0)
+            need(step_logits(c, i, &row, &err));
+}
+
+/* Tokens per second of steps with a row of each of `batch` sequences of `depth` tokens. */
+static double decode_speed(kvasir_context *c, uint32_t batch, uint32_t depth, enum how how) {
+    kvasir_seq *seqs[BATCH_MAX];
+    double speed[REPEATS];
+    for (uint32_t i = 0; i < batch; i++)
+        seqs[i] = make_seq(c, depth);
     for (int r = -1; r < REPEATS; r++) { /* the first is a warm-up */
         const double start = clock_seconds();
         for (int i = 0; i < STEPS; i++)
-            need(kvasir_batch_eval(b, ids + i * BATCH_MAX, ones, logits, &err));
+            run_step(c, seqs, batch, ids + i * BATCH_MAX, how);
         if (r >= 0)
             speed[r] = batch * STEPS / (clock_seconds() - start);
     }
-    kvasir_batch_destroy(b);
+    for (uint32_t i = 0; i < batch; i++)
+        kvasir_seq_destroy(seqs[i]);
     return median(speed, REPEATS);
 }
 
@@ -85,7 +111,7 @@ static double prompt_speed(kvasir_context *c, uint32_t depth, uint32_t n, int re
 static void bench_format(const char *bits) {
     enum { DEEP = 131072 };
     kvasir_context *c = make_context(bits, DEEP + 8192, 24);
-    const double none = decode_speed(c, 1, 0), deep = decode_speed(c, 1, DEEP);
+    const double none = decode_speed(c, 1, 0, GREEDY), deep = decode_speed(c, 1, DEEP, GREEDY);
     printf("%-4s batch 1: depth 0 %.0f tokens/s, depth %d %.0f tokens/s, %.1f ns a cached token\n",
            bits, none, DEEP, deep, (1e9 / deep - 1e9 / none) / DEEP);
     fflush(stdout);
@@ -95,11 +121,14 @@ static void bench_format(const char *bits) {
 static void bench_batches(const char *bits) {
     static const struct {
         uint32_t batch, depth;
-    } CASES[] = {{8, 0}, {64, 0}, {8, 8192}, {64, 8192}};
+        enum how how;
+    } CASES[] = {{8, 0, GREEDY},     {64, 0, GREEDY},   {64, 0, RANDOM},
+                 {64, 0, READ_BACK}, {8, 8192, GREEDY}, {64, 8192, GREEDY}};
     kvasir_context *c = make_context(bits, 16384, 48);
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
-        printf("%-4s batch %u, depth %u: %.0f tokens/s in all\n", bits, CASES[i].batch,
-               CASES[i].depth, decode_speed(c, CASES[i].batch, CASES[i].depth));
+        printf("%-4s batch %u, depth %u: %.0f tokens/s in all%s\n", bits, CASES[i].batch,
+               CASES[i].depth, decode_speed(c, CASES[i].batch, CASES[i].depth, CASES[i].how),
+               HOW[CASES[i].how]);
         fflush(stdout);
     }
     kvasir_context_destroy(c);

@@ -43,9 +43,10 @@ gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -1;
 ref_files=(src/backend/cpu/ref/*.c)
 mapfile -t util_files < <(ls src/util/*.c | grep -v json) # which need jansson
 c_files=("${util_files[@]}" src/quant/*.c src/backend/*.c src/backend/cpu/*.c tests/opcheck/*.c
-    tests/opcheck/cuda/*.c tests/support/random_*.c)
+    tests/opcheck/cuda/*.c tests/support/random_*.c tests/support/pick_reference.c)
 cuda_files=(src/backend/cuda/*.cu)
-header_files=(include/*.h tests/opcheck/*.h tests/support/random_*.h src/backend/cuda/*.cuh)
+header_files=(include/*.h tests/opcheck/*.h tests/support/random_*.h tests/support/pick_*.h
+    src/backend/cuda/*.cuh)
 while IFS= read -r f; do header_files+=("$f"); done < <(find src -name '*.h' | sort)
 # The flags of CMakeLists.txt. -lineinfo: the sanitizer names lines; the code is the same.
 c_flags="-std=gnu17 -O2 -w -ffp-contract=off -fno-math-errno -Iinclude -Isrc"

@@ -6,9 +6,9 @@
 #define ONE(name) +1
 enum {
     LISTED = 0 BACKEND_MEMBERS(ONE) BACKEND_OPERATIONS(ONE),
-    /* flush, alloc, free, upload, upload_free, read, fetch, write, weight_put,
+    /* flush, alloc, free, upload, upload_free, read, fetch, write, pick, weight_put,
      * weight_drop, arena_populate, arena_host, host_run */
-    UNLISTED = 13
+    UNLISTED = 14
 };
 #undef ONE
 _Static_assert(sizeof(struct backend_ops) == (LISTED + UNLISTED) * sizeof(void (*)(void)),

@@ -37,6 +37,7 @@
 #ifndef KVASIR_BACKEND_H
 #define KVASIR_BACKEND_H
 
+#include "backend/pick.h"
 #include "backend/shapes.h"
 
 #ifdef __CUDACC__
@@ -241,6 +242,7 @@ struct backend_limits {
     uint32_t seqs;     /* of a step; 0: as many as rows */
     uint32_t dim;      /* inputs of a matmul */
     uint32_t head_dim; /* of attention */
+    uint32_t vocab;    /* logits of a row of `pick` */
     /* of op_experts; 0: it is never called */
     uint32_t experts, top_k, expert_dim; /* expert_dim: inputs of an expert's down matrix */
     /* For the tables of a step on a device; the CPU needs none of it. */
@@ -316,6 +318,11 @@ struct backend_ops {
                            kvasir_error *err) MUST_CHECK;
     /* The other way, in order with everything enqueued: what `host` holds now. */
     void (*write)(struct backend *b, void *device, const void *host, size_t bytes);
+    /* Waits as read. Draws tokens from rows of logits [..][limits.vocab], which stay as they are: n
+     * picks, at most info.logit_rows, no row twice. NULL, the operation: logits are in the host's
+     * memory, or are fetched. */
+    kvasir_status (*pick)(struct backend *b, const float *logits, const struct pick *picks,
+                          uint32_t n, struct picked *out, kvasir_error *err) MUST_CHECK;
 
     /* ---- weights ---- */
     /* A matrix as matmul reads it: on the CPU the mapped one, on a device a repacked copy. The
@@ -455,7 +462,7 @@ struct backend {
 
 /* clang-format off */
 /* What a backend must have, apart from flush, buffers and weights (host.h has the host's);
- * arena_populate, arena_host and host_run may be missing. */
+ * pick, arena_populate, arena_host and host_run may be missing. */
 #define BACKEND_MEMBERS(X)                                                                         \
     X(destroy) X(info) X(reserve) X(reserve_centre) X(check_layout) X(arena_create)                \
     X(arena_destroy) X(arena_take) X(arena_release) X(arena_copy) X(arena_read) X(arena_write)     \
@@ -490,6 +497,7 @@ static inline void backend_destroy(struct backend *b) { /* or NULL */
 #define backend_read(b, ...)           BACKEND_CALL(read, b, __VA_ARGS__)
 #define backend_fetch(b, ...)          BACKEND_CALL(fetch, b, __VA_ARGS__)
 #define backend_write(b, ...)          BACKEND_CALL(write, b, __VA_ARGS__)
+#define backend_pick(b, ...)           BACKEND_CALL(pick, b, __VA_ARGS__)
 #define backend_weight_put(b, ...)     BACKEND_CALL(weight_put, b, __VA_ARGS__)
 #define backend_weight_drop(b, ...)    BACKEND_CALL(weight_drop, b, __VA_ARGS__)
 #define backend_arena_create(b, ...)   BACKEND_CALL(arena_create, b, __VA_ARGS__)

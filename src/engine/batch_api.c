@@ -180,7 +180,7 @@ static kvasir_status run_turn(struct kvasir_batch *b, uint32_t n, float *logits,
     const size_t vocab = model_config(b->ctx->model->model)->vocab;
     for (uint32_t i = 0; i < n; i++)
         TRY(seq_prepare(b->turn[i].seq, b->turn[i].rows, err));
-    TRY(step_run(b->ctx, b->turn, n, err));
+    TRY(step_run(b->ctx, b->turn, n, NULL, err));
     for (uint32_t i = 0, row = 0; i < n; i++) {
         const float *from;
         if (b->turn[i].wanted && logits) {

@@ -132,8 +132,11 @@ struct step_buffers {
     struct state_view *states; /* [prefill_chunk] */
     bool *hidden;              /* the same: of logit_rows, those whose states are wanted instead */
     uint32_t wanted;           /* rows of logit_rows */
-    uint32_t slice, slice_end; /* of those, the rows whose results are in host memory */
-    const float *results;      /* theirs, until the next slice: [rows][vocab], or states */
+    uint32_t slice, slice_end; /* of those, the rows whose results have been computed */
+    const float *computed;     /* theirs on the device: [rows][vocab], or states */
+    const float *results;      /* the same in host memory; NULL: fetched row by row */
+    const struct step_picks *picks; /* of the step; NULL: none */
+    uint32_t picked;                /* of these, how many the device has made */
 };
 
 struct kvasir_context {
@@ -175,17 +178,32 @@ struct step_part {
     uint32_t wanted; /* logits of its last so many rows, or */
     bool hidden;     /* their states after the last norm */
 };
+/* Tokens that the device picks as soon as it has the logits of their rows. */
+struct step_picks {
+    struct pick
+        *list; /* rising rows, counted among the step's wanted ones; the step changes them */
+    uint32_t n;
+    struct picked *out; /* [n]; those of rows before step_rows_ready are there */
+};
+/* Whether the device can. */
+static inline bool step_can_pick(const struct kvasir_context *c) {
+    return c->backend->ops->pick != NULL;
+}
+
 /* Runs the model over all parts' rows, at most prefill_chunk, and commits them. An error is the
- * device's: no row is committed then, and every later step fails, too. */
+ * device's: no row is committed then, and every later step fails, too. picks: NULL: none; else they
+ * stay where they are until the next step. */
 kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n,
-                       kvasir_error *err) MUST_CHECK;
+                       const struct step_picks *picks, kvasir_error *err) MUST_CHECK;
 /* Logits of the step's wanted row `row`. They are computed in slices of options.logit_rows rows: if
- * rows are requested in rising order, each slice is computed once. Valid until a row of another
- * slice is requested. */
+ * rows are requested in rising order, each slice is computed once. Valid until another row is
+ * requested. */
 kvasir_status step_logits(struct kvasir_context *c, uint32_t row, const float **logits,
                           kvasir_error *err) MUST_CHECK;
+/* The same without the logits: the slice of `row` is computed, and the picks from it are made. */
+kvasir_status step_reach(struct kvasir_context *c, uint32_t row, kvasir_error *err) MUST_CHECK;
 
-/* Results of wanted rows before this one have been computed; those of its slice are available. */
+/* Results of wanted rows before this one have been computed. */
 uint32_t step_rows_ready(const struct kvasir_context *c);
 
 /* The same of a row of a part that is `hidden`: its state [dim]. A slice of states has as many rows

@@ -23,10 +23,12 @@ struct choice {
     char *text; /* [text_cap] of the current token */
     size_t text_cap;
     uint32_t generated;
-    bool picked; /* token is the next one (picks.c) */
+    bool picked; /* token is the next one, from this row of the step (picks.c) */
+    uint32_t picked_row;
     int32_t token;
-    bool stuck; /* it cannot go on: failed and why say more, of a grammar */
-    bool ended; /* its DONE event has been sent */
+    const struct pick_logs *logs; /* its log-probabilities, if the device has picked it */
+    bool stuck;                   /* it cannot go on: failed and why say more, of a grammar */
+    bool ended;                   /* its DONE event has been sent */
     kvasir_finish finish;
     /* ---- of a grammar (answer_grammar.c) ---- */
     struct guide guide;
@@ -111,15 +113,22 @@ struct page_loader {
 };
 
 /* A row whose token is picked beside others (picks.c). */
-struct pick {
+struct wanted_pick {
     struct choice *choice;
     uint32_t row;
-    const float *logits;
+    bool on_device;
+    const float *logits; /* otherwise, when they are there */
 };
 
 struct picks {
-    struct pick *list; /* [max_running], rising rows; n of this step, the first `made` dealt with */
+    /* [max_running], rising rows; n of this step, the first `made` dealt with */
+    struct wanted_pick *list;
     uint32_t n, made;
+    /* if the device picks: those of list that are on_device, in order; `taken` dealt with */
+    struct step_picks device; /* list and out [max_running] */
+    uint32_t taken;
+    struct pick_edit *edits; /* [edits_cap] of device.list; n_edits used */
+    uint32_t edits_cap, n_edits;
     atomic_uint next; /* of list, up to end: what lanes take */
     uint32_t end;
     struct sampler_scratch *scratch[8]; /* [lanes]; the first also for picks one by one */
@@ -139,8 +148,8 @@ struct kvasir_engine {
     double flush_seconds; /* at the end, for what the tiers lack */
     struct sched *sched;
     struct picks picks;
-    const float *logits;               /* [vocab] of the row that host_next handles, or */
-    const float *state;                /* [dim] its state */
+    const float *logits; /* [vocab] of the row that host_next handles, if needed, or */
+    const float *state;  /* [dim] its state */
     uint64_t fixed_bytes, tiers_bytes; /* of the budget: buffers of steps; of tiers */
     uint32_t max_running, max_waiting, target_step_ms;
     uint32_t fit_tokens; /* the longest sequence that fits the budget alone */
@@ -241,8 +250,12 @@ void picks_deinit(struct kvasir_engine *e);
 /* A step has been run; the choice's next token is picked from its row, in rising order of rows. */
 void picks_begin(struct kvasir_engine *e);
 void picks_want(struct choice *c, uint32_t row);
-/* Logits of another row are available: picks from all rows that are. */
+/* Another row has been reached: takes the picks of a device, and picks from all rows whose logits
+ * are in host memory. */
 kvasir_status picks_make(struct kvasir_engine *e, kvasir_error *err) MUST_CHECK;
+
+/* Whether the choice's token has been picked from this row, and its log-probabilities are there. */
+bool picks_have(const struct choice *c, uint32_t row);
 
 /* ---- prompt_rows.c: what the rows of a prompt are wanted for ---- */
 kvasir_status rows_check(const kvasir_request *r, kvasir_error *err) MUST_CHECK;

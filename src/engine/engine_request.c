@@ -137,27 +137,37 @@ static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err
     return KVASIR_OK;
 }
 
-static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
-                              kvasir_error *err) {
-    struct kvasir_engine *e = user;
-    return step_run(e->ctx, parts, n, err);
-}
-
-static void host_ran(void *user, struct task *const *tasks, const struct step_part *parts,
-                     uint32_t n) {
+static void host_begins(void *user, struct task *const *tasks, const struct step_part *parts,
+                        uint32_t n) {
     struct kvasir_engine *e = user;
     uint32_t row = 0;
     picks_begin(e);
     for (uint32_t i = 0; i < n; i++) {
         row += parts[i].wanted;
-        if (parts[i].wanted && !parts[i].hidden && seq_length(tasks[i]->seq) == tasks[i]->n_tokens)
+        if (parts[i].wanted && !parts[i].hidden &&
+            seq_length(tasks[i]->seq) + parts[i].rows == tasks[i]->n_tokens)
             picks_want(choice_of(tasks[i]), row - 1);
     }
 }
 
+static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
+                              kvasir_error *err) {
+    struct kvasir_engine *e = user;
+    const struct step_picks *picks = &e->picks.device;
+    return step_run(e->ctx, parts, n, picks->n ? picks : NULL, err);
+}
+
+/* A row whose token the device has picked is not read, unless other choices pick from it, too. */
 static kvasir_status host_logits(void *user, struct task *t, uint32_t row, kvasir_error *err) {
-    TRY(rows_read(choice_of(t), row, err));
-    return picks_make(user, err);
+    struct kvasir_engine *e = user;
+    struct choice *c = choice_of(t);
+    TRY(step_reach(e->ctx, row, err));
+    TRY(picks_make(e, err));
+    if (e->picks.device.n && picks_have(c, row) && !t->n_followers) {
+        e->logits = NULL;
+        return KVASIR_OK;
+    }
+    return rows_read(c, row, err);
 }
 
 static void host_give(void *user, struct task *t, uint32_t position) {
@@ -203,7 +213,11 @@ static bool add_token(struct kvasir_engine *e, struct choice *c, int32_t token) 
     if (r->top_logprobs >= 0) {
         event.n_top = (size_t)r->top_logprobs < vocab ? (size_t)r->top_logprobs : vocab;
         event.top = e->top;
-        sampler_logprobs(e->logits, vocab, token, (uint32_t)event.n_top, &event.logprob, e->top);
+        if (c->logs)
+            sampler_finish_logprobs(c->logs, (uint32_t)event.n_top, &event.logprob, e->top);
+        else
+            sampler_logprobs(e->logits, vocab, token, (uint32_t)event.n_top, &event.logprob,
+                             e->top);
     }
     c->finish = KVASIR_FINISH_LENGTH;
     if (ends_answer(c, token)) {
@@ -296,8 +310,8 @@ struct sched_host request_host(struct kvasir_engine *e) {
                                .fill = host_fill,
                                .dropped = host_dropped,
                                .admitted = host_admitted,
+                               .begins = host_begins,
                                .run = host_run,
-                               .ran = host_ran,
                                .logits = host_logits,
                                .give = host_give,
                                .progress = host_progress,

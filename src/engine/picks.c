@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* picks.c: the tokens of a step's rows are picked at once, on the threads that computed their
- * logits.
+/* picks.c: the tokens of a step's rows are picked at once: by the device that computed their logits
+ * or on the threads that did.
  *
  *     rows of the step     | a prompt's rest | 1 | 1 | 1 | 1 | ...
- *     list, in that order                  a   b   c   d   e         picks_want, after the step
+ *     list, in that order                  a   b   c   d   e         picks_want, before the step
  *     slice of logits      | a b c d | e ...                         picks_make, for each slice
+ *     a device               a   c d                                 while the slice is there
  *     lane 0 / lane 1        a   c d / b                             each with its own scratch
  *
  * A pick depends on its sampler and its row alone, so the tokens are those of one after another.
  * What is not picked here (a choice whose set of allowed tokens is not ready, or that follows
- * another one; one row alone) is picked when its turn comes.
+ * another one; one row alone on a CPU; on a device what sampler_describe refuses and what the
+ * device gives back) is picked when its turn comes.
  */
+#include <string.h>
+
 #include "engine/engine_internal.h"
 
 enum { LANES = 8 };
@@ -27,18 +31,32 @@ static uint32_t lanes_of(const struct kvasir_engine *e) {
     return c->backend->ops->host_run ? lanes : 1;
 }
 
+/* Edits of all picks of a step: half a hundred for each, but all that one may have. */
+static uint32_t edits_cap(const struct kvasir_engine *e) {
+    return step_can_pick(e->ctx) ? PICK_EDITS_MAX + 64 * e->max_running : 0;
+}
+
 uint64_t picks_bytes(const struct kvasir_engine *e) {
     const uint32_t vocab = model_config(e->model->model)->vocab;
-    return lanes_of(e) * (uint64_t)sampler_scratch_bytes(vocab) +
-           e->max_running * (uint64_t)sizeof(struct pick);
+    const uint64_t each = sizeof(struct wanted_pick) +
+                          (step_can_pick(e->ctx) ? sizeof(struct pick) + sizeof(struct picked) : 0);
+    return lanes_of(e) * (uint64_t)sampler_scratch_bytes(vocab) + e->max_running * each +
+           edits_cap(e) * (uint64_t)sizeof(struct pick_edit);
 }
 
 kvasir_status picks_init(struct kvasir_engine *e, kvasir_error *err) {
     struct picks *p = &e->picks;
     _Static_assert(LANES == sizeof p->scratch / sizeof *p->scratch, "a scratch for each lane");
+    _Static_assert((int)PICK_TOP_MAX == (int)TOP_LOGPROBS_MAX, "a device finds all of them");
     p->lanes = lanes_of(e);
     p->list = mem_calloc(e->max_running, sizeof *p->list);
-    if (!p->list)
+    if (step_can_pick(e->ctx)) {
+        p->edits_cap = edits_cap(e);
+        p->edits = mem_calloc(p->edits_cap, sizeof *p->edits);
+        p->device.list = mem_calloc(e->max_running, sizeof *p->device.list);
+        p->device.out = mem_calloc(e->max_running, sizeof *p->device.out);
+    }
+    if (!p->list || (step_can_pick(e->ctx) && (!p->edits || !p->device.list || !p->device.out)))
         return fail(err, KVASIR_ERR_MEMORY, "engine: out of memory");
     for (uint32_t i = 0; i < p->lanes; i++)
         TRY(sampler_scratch_create(model_config(e->model->model)->vocab, &p->scratch[i], err));
@@ -46,22 +64,60 @@ kvasir_status picks_init(struct kvasir_engine *e, kvasir_error *err) {
 }
 
 void picks_deinit(struct kvasir_engine *e) {
+    struct picks *p = &e->picks;
     for (uint32_t i = 0; i < LANES; i++)
-        sampler_scratch_destroy(e->picks.scratch[i]);
-    mem_free(e->picks.list);
+        sampler_scratch_destroy(p->scratch[i]);
+    mem_free(p->list);
+    mem_free(p->edits);
+    mem_free(p->device.list);
+    mem_free(p->device.out);
 }
 
 void picks_begin(struct kvasir_engine *e) {
-    e->picks.n = e->picks.made = 0;
+    struct picks *p = &e->picks;
+    p->n = p->made = p->taken = p->n_edits = p->device.n = 0;
+}
+
+/* Adds what the device is told of a pick, if it can make it. */
+static bool tell_device(struct picks *p, struct choice *c, uint32_t row) {
+    struct pick *to = &p->device.list[p->device.n];
+    const int32_t most = c->request->r.top_logprobs;
+    const uint32_t vocab = model_config(c->request->engine->model->model)->vocab;
+    if (!step_can_pick(c->request->engine->ctx) || guide_is_forced(&c->guide) ||
+        p->edits_cap - p->n_edits < PICK_EDITS_MAX ||
+        !sampler_describe(c->sampler, p->edits + p->n_edits, to))
+        return false;
+    to->row = row;
+    to->n_top = most > 0 ? (int32_t)min_u32((uint32_t)most, vocab) : most;
+    p->n_edits += to->n_edits;
+    p->device.n++;
+    return true;
 }
 
 void picks_want(struct choice *c, uint32_t row) {
-    struct kvasir_engine *e = c->request->engine;
+    struct picks *p = &c->request->engine->picks;
     c->picked = false;
-    if (c->request->r.no_answer || e->picks.lanes == 1)
+    c->logs = NULL;
+    if (c->request->r.no_answer || (p->lanes == 1 && !step_can_pick(c->request->engine->ctx)))
         return;
-    ASSERT(e->picks.n < e->max_running);
-    e->picks.list[e->picks.n++] = (struct pick){.choice = c, .row = row};
+    ASSERT(p->n < c->request->engine->max_running);
+    p->list[p->n++] =
+        (struct wanted_pick){.choice = c, .row = row, .on_device = tell_device(p, c, row)};
+}
+
+static void take(struct choice *c, uint32_t row, int32_t token) {
+    c->token = token;
+    c->picked = true;
+    c->picked_row = row;
+}
+
+static void take_from_device(struct picks *p, const struct wanted_pick *w) {
+    const struct picked *made = &p->device.out[p->taken++];
+    if (made->token < 0)
+        return;
+    take(w->choice, w->row, made->token);
+    w->choice->logs = &made->logs;
+    sampler_picked(w->choice->sampler);
 }
 
 static void pick_lane(void *ctx, size_t lane, int worker) {
@@ -69,9 +125,8 @@ static void pick_lane(void *ctx, size_t lane, int worker) {
     uint32_t i;
     (void)worker;
     while ((i = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed)) < p->end) {
-        struct choice *c = p->list[i].choice;
-        c->token = sampler_pick_with(c->sampler, p->scratch[lane], p->list[i].logits);
-        c->picked = true;
+        const struct wanted_pick *w = &p->list[i];
+        take(w->choice, w->row, sampler_pick_with(w->choice->sampler, p->scratch[lane], w->logits));
     }
 }
 
@@ -80,8 +135,10 @@ kvasir_status picks_make(struct kvasir_engine *e, kvasir_error *err) {
     const uint32_t rows = step_rows_ready(e->ctx), first = p->made;
     uint32_t n = first;
     for (; p->made < p->n && p->list[p->made].row < rows; p->made++) {
-        struct pick pick = p->list[p->made];
-        if (!answer_can_pick(pick.choice))
+        struct wanted_pick pick = p->list[p->made];
+        if (pick.on_device)
+            take_from_device(p, &pick);
+        if (p->lanes == 1 || pick.on_device || !answer_can_pick(pick.choice))
             continue;
         TRY(step_logits(e->ctx, pick.row, &pick.logits, err));
         p->list[n++] = pick;
@@ -92,4 +149,8 @@ kvasir_status picks_make(struct kvasir_engine *e, kvasir_error *err) {
     p->end = n;
     e->ctx->backend->ops->host_run(e->ctx->backend, min_u32(n - first, p->lanes), pick_lane, p);
     return KVASIR_OK;
+}
+
+bool picks_have(const struct choice *c, uint32_t row) {
+    return c->picked && c->picked_row == row;
 }

@@ -42,12 +42,8 @@
  *   SAMPLE-4  If only some tokens are allowed (sampler_allow), the result is one of them, even if
  *             all their logits are NaN or -inf.
  *   SAMPLE-5  Between two calls scratch holds nothing that counts, and scratch->marks is all zero.
- *
- * A context of 0 is refused: mlx-lm's slice [-0:] would mean all tokens, a reader would expect
- * none.
  */
 #include "engine/sampler.h"
-#include "engine/struct_size.h"
 
 #include <math.h>
 #include <string.h>
@@ -77,110 +73,9 @@ struct kvasir_sampler {
     const uint64_t *allowed;     /* NULL: all tokens */
 };
 
-/* ---- options --------------------------------------------------------------------------------- */
-
-/* A context's size comes from a request and its ring is allocated: 4 MiB at most. No model's
- * context is longer. */
-enum { CONTEXT_MAX = 1 << 20 };
-
-const struct sized_struct SIZED_SAMPLING = {
-    .name = "kvasir_sampling",
-    .maker = "kvasir_sampling_defaults()",
-    .field = "sampling.struct_size",
-    .size = sizeof(kvasir_sampling),
-};
-_Static_assert(sizeof(kvasir_sampling) == 104,
-               "later fields begin here at the earliest (struct_size.h)");
-static const kvasir_sampling DEFAULTS = {.struct_size = sizeof(kvasir_sampling),
-                                         .repetition_context = 20,
-                                         .presence_context = 20,
-                                         .frequency_context = 20,
-                                         .min_tokens_to_keep = 1,
-                                         .xtc_threshold = 0.1f};
-
-void kvasir_sampling_init(kvasir_sampling *sampling, size_t struct_size) {
-    struct_write(&SIZED_SAMPLING, &DEFAULTS, sampling, struct_size, 0);
-}
-
-static bool repeats_are_penalised(const kvasir_sampling *o) {
-    return o->repetition_penalty != 0 && o->repetition_penalty != 1;
-}
-
-static bool processes(const kvasir_sampling *o) {
-    return o->n_logit_bias || repeats_are_penalised(o) || o->presence_penalty != 0 ||
-           o->frequency_penalty != 0;
-}
-
-static kvasir_status check_filters(const kvasir_sampling *o, uint32_t vocab, kvasir_error *err) {
-    if (!(o->temp >= 0) || isinf(o->temp))
-        return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.temp",
-                          "%g is not a finite number of at least 0", (double)o->temp);
-    if (!(o->top_p >= 0 && o->top_p <= 1))
-        return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.top_p", "%g is not between 0 and 1",
-                          (double)o->top_p);
-    if (!(o->min_p >= 0 && o->min_p <= 1))
-        return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.min_p", "%g is not between 0 and 1",
-                          (double)o->min_p);
-    if (o->min_tokens_to_keep > vocab)
-        return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.min_tokens_to_keep",
-                          "%u is more than the vocabulary size %u", o->min_tokens_to_keep, vocab);
-    if (!(o->xtc_probability >= 0 && o->xtc_probability <= 1))
-        return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.xtc_probability",
-                          "%g is not between 0 and 1", (double)o->xtc_probability);
-    if (!(o->xtc_threshold >= 0 && o->xtc_threshold <= 0.5f))
-        return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.xtc_threshold",
-                          "%g is not between 0 and 0.5", (double)o->xtc_threshold);
-    if (o->top_k < 0 || (uint32_t)o->top_k > vocab)
-        return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.top_k",
-                          "%d is not between 0 and the vocabulary size %u", o->top_k, vocab);
-    return KVASIR_OK;
-}
-
-/* fields: of the penalty and of its context */
-static kvasir_status check_penalty(const char *const fields[2], float penalty, float least,
-                                   uint32_t context, kvasir_error *err) {
-    if (!isfinite(penalty) || penalty < least)
-        return fail_field(err, KVASIR_ERR_ARGUMENT, fields[0], "%g is not a finite number%s",
-                          (double)penalty, least == 0 ? " of at least 0" : "");
-    if (penalty != 0 && (context == 0 || context > CONTEXT_MAX))
-        return fail_field(err, KVASIR_ERR_ARGUMENT, fields[1], "%u is not between 1 and %d",
-                          context, CONTEXT_MAX);
-    return KVASIR_OK;
-}
-
-static kvasir_status check_bias(const kvasir_sampling *o, uint32_t vocab, kvasir_error *err) {
-    for (size_t i = 0; i < o->n_logit_bias; i++) {
-        const kvasir_logit_bias *b = &o->logit_bias[i];
-        if (b->token < 0 || (uint32_t)b->token >= vocab)
-            return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.logit_bias",
-                              "id %d is not below the vocabulary size %u", b->token, vocab);
-        if (!isfinite(b->bias))
-            return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.logit_bias",
-                              "%g of id %d is not finite", (double)b->bias, b->token);
-    }
-    return KVASIR_OK;
-}
-
-static kvasir_status check_options(const kvasir_sampling *o, uint32_t vocab, kvasir_error *err) {
-    if (vocab == 0)
-        return fail(err, KVASIR_ERR_ARGUMENT, "sampler: the vocabulary is empty");
-    TRY(check_filters(o, vocab, err));
-    uint32_t context = repeats_are_penalised(o) ? o->repetition_context : 1;
-    TRY(check_penalty(
-        (const char *const[]){"sampling.repetition_penalty", "sampling.repetition_context"},
-        o->repetition_penalty, 0, context, err));
-    TRY(check_penalty(
-        (const char *const[]){"sampling.presence_penalty", "sampling.presence_context"},
-        o->presence_penalty, -INFINITY, o->presence_context, err));
-    TRY(check_penalty(
-        (const char *const[]){"sampling.frequency_penalty", "sampling.frequency_context"},
-        o->frequency_penalty, -INFINITY, o->frequency_context, err));
-    return check_bias(o, vocab, err);
-}
-
 /* ---- life ------------------------------------------------------------------------------------ */
 
-enum { BLOCK = 256 }; /* logits; with smaller blocks it takes longer to find each one's largest */
+enum { BLOCK = PICK_BLOCK }; /* with smaller ones it takes longer to find each one's largest */
 static uint32_t blocks_of(uint32_t vocab) {
     return vocab / BLOCK + (vocab % BLOCK != 0);
 }
@@ -219,7 +114,7 @@ void sampler_scratch_destroy(struct sampler_scratch *s) {
 
 /* The largest context of the penalties that are on. */
 static uint32_t context_of(const kvasir_sampling *o) {
-    uint32_t n = repeats_are_penalised(o) ? o->repetition_context : 0;
+    uint32_t n = penalises_repeats(o) ? o->repetition_context : 0;
     if (o->presence_penalty != 0 && o->presence_context > n)
         n = o->presence_context;
     if (o->frequency_penalty != 0 && o->frequency_context > n)
@@ -258,26 +153,18 @@ static kvasir_status create(const kvasir_sampling *o, uint32_t vocab, uint32_t a
     return KVASIR_OK;
 }
 
-kvasir_status kvasir_sampling_check(const kvasir_sampling *sampling, uint32_t vocab,
-                                    kvasir_error *err) {
-    kvasir_sampling settled = DEFAULTS;
-    TRY(struct_read(&SIZED_SAMPLING, sampling, &settled, err));
-    return check_options(&settled, vocab, err);
-}
-
 kvasir_status sampler_create_shared(const kvasir_sampling *sampling, uint32_t vocab,
                                     uint32_t accepts, struct sampler_scratch *scratch,
                                     kvasir_sampler **out, kvasir_error *err) {
-    TRY(check_options(sampling, vocab, err));
+    TRY(sampler_options_check(sampling, vocab, err));
     ASSERT(scratch->vocab == vocab);
     return create(sampling, vocab, accepts, scratch, out, err);
 }
 
 kvasir_status kvasir_sampler_create(const kvasir_sampling *sampling, uint32_t vocab,
                                     kvasir_sampler **out, kvasir_error *err) {
-    kvasir_sampling settled = DEFAULTS;
-    TRY(struct_read(&SIZED_SAMPLING, sampling, &settled, err));
-    TRY(check_options(&settled, vocab, err));
+    kvasir_sampling settled;
+    TRY(sampler_options_settle(sampling, vocab, &settled, err));
     struct sampler_scratch *own = NULL;
     TRY(sampler_scratch_create(vocab, &own, err));
     kvasir_status status = create(&settled, vocab, UINT32_MAX, own, out, err);
@@ -352,25 +239,38 @@ static void copy_allowed(const kvasir_sampler *s, const float *given, float *log
         logits[i] = is_allowed(s, i) ? given[i] : -INFINITY;
 }
 
-/* The logits of allowed tokens with bias and penalties, in scratch. */
-static const float *process(const kvasir_sampler *s, const float *given) {
+/* Calls f for each change of a logit, in order, until it returns false; returns whether it never
+ * did. */
+static bool each_edit(const kvasir_sampler *s, bool (*f)(void *ctx, struct pick_edit e),
+                      void *ctx) {
     const kvasir_sampling *o = &s->options;
     const uint32_t *ids = s->scratch->ids;
+    bool all = true;
+    for (size_t i = 0; i < o->n_logit_bias && all; i++)
+        all = f(ctx, (struct pick_edit){(uint32_t)s->bias[i].token, 0, s->bias[i].bias});
+    if (penalises_repeats(o) && all)
+        for (uint32_t i = 0, n = distinct(s, o->repetition_context); i < n && all; i++)
+            all = f(ctx, (struct pick_edit){ids[i], 1, o->repetition_penalty});
+    if (o->presence_penalty != 0 && all)
+        for (uint32_t i = 0, n = distinct(s, o->presence_context); i < n && all; i++)
+            all = f(ctx, (struct pick_edit){ids[i], 0, -o->presence_penalty});
+    if (o->frequency_penalty != 0 && all)
+        for (uint32_t i = 0, n = held_by(s, o->frequency_context); i < n && all; i++)
+            all = f(ctx, (struct pick_edit){recent_id(s, i), 0, -o->frequency_penalty});
+    return all;
+}
+
+static bool apply_edit(void *logits, struct pick_edit e) {
+    float *x = (float *)logits + e.id;
+    *x = pick_edited(*x, &e);
+    return true;
+}
+
+/* The logits of allowed tokens with bias and penalties, in scratch. */
+static const float *process(const kvasir_sampler *s, const float *given) {
     float *logits = s->scratch->logits;
     copy_allowed(s, given, logits);
-    for (size_t i = 0; i < o->n_logit_bias; i++)
-        logits[s->bias[i].token] += s->bias[i].bias;
-    if (repeats_are_penalised(o)) {
-        float p = o->repetition_penalty;
-        for (uint32_t i = 0, n = distinct(s, o->repetition_context); i < n; i++)
-            logits[ids[i]] = logits[ids[i]] < 0 ? logits[ids[i]] * p : logits[ids[i]] / p;
-    }
-    if (o->presence_penalty != 0)
-        for (uint32_t i = 0, n = distinct(s, o->presence_context); i < n; i++)
-            logits[ids[i]] -= o->presence_penalty;
-    if (o->frequency_penalty != 0)
-        for (uint32_t i = 0, n = held_by(s, o->frequency_context); i < n; i++)
-            logits[recent_id(s, i)] -= o->frequency_penalty;
+    (void)each_edit(s, apply_edit, logits);
     return logits;
 }
 
@@ -487,13 +387,10 @@ struct cut {
     uint32_t limit;
 };
 
-/* A walk that ends early hardly meets candidates further below the largest than this, so they
- * become a heap only if a walk reaches them. exp(-12) is 6e-6: in a vocabulary of 150,000 all of
- * them together weigh less than the largest one. */
-static const float NEAR = 12;
-
+/* A walk that ends early hardly meets candidates further below the largest than PICK_NEAR, so they
+ * become a heap only if a walk reaches them. */
 static bool is_near(float logit, float max) {
-    return logit >= max - NEAR;
+    return logit >= max - PICK_NEAR;
 }
 
 /* The near ones of the vocabulary, in any order: only blocks that have some are looked at. */
@@ -623,9 +520,14 @@ static double uniform(uint64_t seed, uint64_t draw, uint64_t what_for) {
     return (double)(bits >> 11) * 0x1p-53;
 }
 
+static bool is_edited(const kvasir_sampling *o) {
+    return o->n_logit_bias || penalises_repeats(o) || o->presence_penalty != 0 ||
+           o->frequency_penalty != 0;
+}
+
 /* The logits with bias, penalties and what is not allowed; *best: the id of the largest. */
 static const float *logits_of(const kvasir_sampler *s, const float *logits, uint32_t *best) {
-    if (s->allowed || processes(&s->options))
+    if (s->allowed || is_edited(&s->options))
         logits = process(s, logits);
     *best = likeliest(s, logits);
     return logits;
@@ -659,22 +561,6 @@ size_t sampler_weigh(kvasir_sampler *s, const float *logits, const uint32_t **id
     return n;
 }
 
-/* The first of n weights with which their running sum is above *target, or the last one above 0 if
- * rounding leaves the sum below it. *target becomes what was left of it before that weight. */
-static size_t reached(const double *weights, size_t n, double *target) {
-    size_t last = 0;
-    double run = 0, before = 0;
-    for (size_t i = 0; i < n && run <= *target; i++) {
-        if (weights[i] == 0)
-            continue;
-        last = i;
-        before = run;
-        run += weights[i];
-    }
-    *target -= before;
-    return last;
-}
-
 static bool keeps_all(const kvasir_sampler *s) {
     const kvasir_sampling *o = &s->options;
     return o->temp > 0 && !(o->top_p > 0 && o->top_p < 1) && !(o->min_p > 0) &&
@@ -691,12 +577,12 @@ static uint32_t pick_of_all(const kvasir_sampler *s, const float *logits, double
     const float max = value_of(logits, best);
     if (isinf(max))
         return best;
-    const float scale = temp > 1e-30f ? 1 / temp : 1e30f; /* finite, so that 0 stays 0 */
     const uint32_t blocks = blocks_of(s->vocab);
     for (uint32_t b = 0; b < blocks; b++)
-        w->weights[b] = m_exp_sum(logits + b * BLOCK, block_size(s->vocab, b), max, scale);
+        w->weights[b] =
+            m_exp_sum(logits + b * BLOCK, block_size(s->vocab, b), max, pick_scale(temp));
     double target = at * sum_of(w->weights, blocks);
-    const uint32_t block = (uint32_t)reached(w->weights, blocks, &target);
+    const uint32_t block = pick_reached(w->weights, blocks, &target);
     const double of_block = w->weights[block];
     const uint32_t n = block_size(s->vocab, block), first = block * BLOCK;
     for (uint32_t i = 0; i < n; i++)
@@ -704,7 +590,7 @@ static uint32_t pick_of_all(const kvasir_sampler *s, const float *logits, double
     weigh(w, logits, max, temp, n);
     const double exact = sum_of(w->weights, n);
     target *= exact / of_block;
-    return exact > 0 ? first + (uint32_t)reached(w->weights, n, &target) : best;
+    return exact > 0 ? first + pick_reached(w->weights, n, &target) : best;
 }
 
 int32_t kvasir_sampler_pick(kvasir_sampler *s, const float *logits) {
@@ -717,7 +603,7 @@ int32_t kvasir_sampler_pick(kvasir_sampler *s, const float *logits) {
     } else {
         const size_t n = sampler_weigh(s, logits, &ids, &weights);
         double target = at * sum_of(weights, n);
-        token = ids[reached(weights, n, &target)];
+        token = ids[pick_reached(weights, (uint32_t)n, &target)];
     }
     s->draws++;
     ASSERT(token < s->vocab); /* SAMPLE-3 */
@@ -733,12 +619,43 @@ int32_t sampler_pick_with(kvasir_sampler *s, struct sampler_scratch *scratch, co
     return token;
 }
 
-/* ---- log-probabilities ----------------------------------------------------------------------- */
+/* ---- picks of a device ----------------------------------------------------------------------- */
 
-/* ln of exp(value - max). If the largest is infinite, it has all of the weight. */
-static double below(double value, double max) {
-    return value == max ? 0 : value - max;
+struct edit_list {
+    struct pick_edit *edits;
+    uint32_t n;
+};
+
+static bool list_edit(void *ctx, struct pick_edit e) {
+    struct edit_list *l = ctx;
+    if (l->n == PICK_EDITS_MAX)
+        return false;
+    l->edits[l->n++] = e;
+    return true;
 }
+
+bool sampler_describe(const kvasir_sampler *s, struct pick_edit *edits, struct pick *out) {
+    const kvasir_sampling *o = &s->options;
+    struct edit_list list = {edits, 0};
+    if (s->allowed || o->xtc_probability > 0 || !each_edit(s, list_edit, &list))
+        return false;
+    *out = (struct pick){.n_edits = list.n,
+                         .edits = edits,
+                         .at = uniform(o->seed, s->draws, FOR_TOKEN),
+                         .temp = o->temp,
+                         .top_p = o->top_p,
+                         .min_p = o->min_p,
+                         .top_k = (uint32_t)o->top_k,
+                         .at_least = o->min_tokens_to_keep,
+                         .n_top = -1};
+    return true;
+}
+
+void sampler_picked(kvasir_sampler *s) {
+    s->draws++;
+}
+
+/* ---- log-probabilities ----------------------------------------------------------------------- */
 
 /* Inserts after values that are not smaller. ids come in rising order, so equal ones are sorted
  * by id. */
@@ -748,6 +665,10 @@ static void insert_top(kvasir_token_logprob *top, uint32_t n, uint32_t id, float
     for (; at > 0 && top[at - 1].logprob < value; at--)
         top[at] = top[at - 1];
     top[at] = (kvasir_token_logprob){(int32_t)id, value};
+}
+
+static float logprob_of(float value, double max, double log_sum) {
+    return (float)(pick_below((double)value, max) - log_sum);
 }
 
 uint32_t sampler_rank(const float *logits, uint32_t vocab, int32_t token) {
@@ -767,11 +688,10 @@ void sampler_logprobs(const float *logits, uint32_t vocab, int32_t token, uint32
     for (uint32_t at = 0; at < vocab; at += PART) {
         const uint32_t n = vocab - at < PART ? vocab - at : PART;
         for (uint32_t i = 0; i < n; i++)
-            block[i] = below((double)value_of(logits, at + i), max);
+            block[i] = pick_below((double)value_of(logits, at + i), max);
         m_exp_each(block, n);
         sum += sum_of(block, n);
     }
-    double log_sum = m_log(sum);
     for (uint32_t i = 0; n_top && i < vocab; i++) {
         float value = value_of(logits, i);
         if (i < n_top)
@@ -779,7 +699,16 @@ void sampler_logprobs(const float *logits, uint32_t vocab, int32_t token, uint32
         else if (value > top[n_top - 1].logprob)
             insert_top(top, n_top, i, value);
     }
+    const double log_sum = m_log(sum);
     for (uint32_t i = 0; i < n_top; i++)
-        top[i].logprob = (float)(below((double)top[i].logprob, max) - log_sum);
-    *logprob = (float)(below((double)value_of(logits, (uint32_t)token), max) - log_sum);
+        top[i].logprob = logprob_of(top[i].logprob, max, log_sum);
+    *logprob = logprob_of(value_of(logits, (uint32_t)token), max, log_sum);
+}
+
+void sampler_finish_logprobs(const struct pick_logs *logs, uint32_t n_top, float *logprob,
+                             kvasir_token_logprob *top) {
+    const double max = (double)logs->max, log_sum = m_log(logs->sum);
+    for (uint32_t i = 0; i < n_top; i++)
+        top[i] = (kvasir_token_logprob){logs->ids[i], logprob_of(logs->values[i], max, log_sum)};
+    *logprob = logprob_of(logs->value, max, log_sum);
 }

@@ -5,8 +5,18 @@
 #ifndef KVASIR_ENGINE_SAMPLER_H
 #define KVASIR_ENGINE_SAMPLER_H
 
+#include "backend/backend.h"
 #include "kvasir.h"
 #include "util/util.h"
+
+/* sampler_options.c: *out is what `given` asks for, with defaults; refuses what makes no sense. */
+kvasir_status sampler_options_settle(const kvasir_sampling *given, uint32_t vocab,
+                                     kvasir_sampling *out, kvasir_error *err) MUST_CHECK;
+kvasir_status sampler_options_check(const kvasir_sampling *settled, uint32_t vocab,
+                                    kvasir_error *err) MUST_CHECK;
+static inline bool penalises_repeats(const kvasir_sampling *o) {
+    return o->repetition_penalty != 0 && o->repetition_penalty != 1;
+}
 
 /* Memory that a pick needs for a whole vocabulary, 21 bytes a token. Samplers of one thread may
  * share it: it holds nothing between two picks. */
@@ -37,11 +47,21 @@ void sampler_allow(kvasir_sampler *s, const uint64_t *bits);
 size_t sampler_weigh(kvasir_sampler *s, const float *logits, const uint32_t **ids,
                      const double **weights);
 
+/* What a device is told for the sampler's next pick, but row and n_top. edits [PICK_EDITS_MAX]: its
+ * bias and penalties, which *out refers to. False: this pick is one for the CPU (some tokens are
+ * not allowed, xtc, too many edits). */
+bool sampler_describe(const kvasir_sampler *s, struct pick_edit *edits, struct pick *out);
+/* The device has made that pick. */
+void sampler_picked(kvasir_sampler *s);
+
 enum { TOP_LOGPROBS_MAX = KVASIR_TOP_LOGPROBS_MAX };
 /* Natural log-softmax of logits [vocab], at `token` and of the n_top largest, largest first, equal
  * ones by id; n_top <= TOP_LOGPROBS_MAX, vocab. NaN counts as -inf; no result is NaN. */
 void sampler_logprobs(const float *logits, uint32_t vocab, int32_t token, uint32_t n_top,
                       float *logprob, kvasir_token_logprob *top);
+/* The same from what a device has found. */
+void sampler_finish_logprobs(const struct pick_logs *logs, uint32_t n_top, float *logprob,
+                             kvasir_token_logprob *top);
 /* How many tokens are at least as likely; 1: none but this one. */
 uint32_t sampler_rank(const float *logits, uint32_t vocab, int32_t token);
 

@@ -724,13 +724,13 @@ kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
         if (!n && !again && all_load(s))
             return KVASIR_OK;
     } while (!n);
+    if (s->host.begins)
+        s->host.begins(s->host.user, s->part_tasks, s->parts, n);
     kvasir_status status = s->host.run(s->host.user, s->parts, n, err);
     if (status != KVASIR_OK) {
         fail_all(s, err);
         return status;
     }
-    if (s->host.ran)
-        s->host.ran(s->host.user, s->part_tasks, s->parts, n);
     for (uint32_t i = 0; i < n; i++) {
         status = take_rows(s, i, &row, err);
         if (status != KVASIR_OK) {

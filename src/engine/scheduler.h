@@ -112,11 +112,12 @@ struct sched_host {
     void (*dropped)(void *user, struct task *t);
     /* The task is about to run, for the first time or after a preemption. */
     kvasir_status (*admitted)(void *user, struct task *t, kvasir_error *err);
+    /* The parts are about to be run; NULL: the host does not look. Wanted rows are counted over all
+     * parts, in order. */
+    void (*begins)(void *user, struct task *const *tasks, const struct step_part *parts,
+                   uint32_t n);
     /* Runs the model over the parts' rows and commits them. */
     kvasir_status (*run)(void *user, const struct step_part *parts, uint32_t n, kvasir_error *err);
-    /* The rows have been run; NULL: the host does not look. Wanted rows are counted over all parts,
-     * in order. */
-    void (*ran)(void *user, struct task *const *tasks, const struct step_part *parts, uint32_t n);
     /* Called before next for each wanted row of the step, in rising order: makes its logits, or
      * its state, available. */
     kvasir_status (*logits)(void *user, struct task *t, uint32_t row, kvasir_error *err);

@@ -139,7 +139,7 @@ static kvasir_status step(struct kvasir_seq *s, const int32_t *tokens, uint32_t 
                           const float **logits, kvasir_error *err) {
     ASSERT(wanted <= s->ctx->options.logit_rows);
     TRY(seq_prepare(s->seq, n, err));
-    TRY(step_run(s->ctx, &(struct step_part){s->seq, tokens, n, wanted, false}, 1, err));
+    TRY(step_run(s->ctx, &(struct step_part){s->seq, tokens, n, wanted, false}, 1, NULL, err));
     if (wanted)
         TRY(step_logits(s->ctx, 0, logits, err));
     return seq_snapshot_if_due(s, err);

@@ -102,24 +102,45 @@ static uint32_t result_width(const struct kvasir_context *c, bool hidden) {
     return hidden ? m->dim : m->vocab;
 }
 
-/* The results of the wanted rows from `first` on, as many of its kind, logits or states, as the
- * head multiplies at a time, or fill as much memory. */
-static kvasir_status read_slice(struct kvasir_context *c, uint32_t first, kvasir_error *err) {
+/* Has the device make the picks from the rows of the slice, which are logits. Returns how many. */
+static kvasir_status pick_slice(struct kvasir_context *c, uint32_t *n, kvasir_error *err) {
+    struct step_buffers *s = &c->step;
+    const struct step_picks *p = s->picks;
+    const uint32_t first = s->picked;
+    *n = 0;
+    while (p && first + *n < p->n && p->list[first + *n].row < s->slice_end)
+        p->list[first + (*n)++].row -= s->slice;
+    if (!*n)
+        return KVASIR_OK;
+    s->picked += *n;
+    return backend_pick(c->backend, s->computed, p->list + first, *n, p->out + first, err);
+}
+
+/* Computes the results of the wanted rows from `first` on, as many of its kind, logits or states,
+ * as the head multiplies at a time, or fill as much memory. They are fetched at once unless tokens
+ * are picked from them on the device: then hardly any row is looked at. */
+static kvasir_status make_slice(struct kvasir_context *c, uint32_t first, kvasir_error *err) {
     struct step_buffers *s = &c->step;
     const bool hidden = s->hidden[first];
     const size_t width = result_width(c, hidden),
                  most = hidden ? result_floats(c) / width : c->options.logit_rows;
-    uint32_t n = 0;
+    const void *fetched = NULL;
+    uint32_t n = 0, picks = 0;
     while (n < most && first + n < s->wanted && s->hidden[first + n] == hidden)
         n++;
-    const float *results = (hidden ? model_hidden : model_head)(c->run, s->logit_rows + first, n);
-    const void *fetched;
-    s->slice = s->slice_end = first;
-    TRY(backend_fetch(c->backend, results, n * width * sizeof *results, &fetched, err));
-    s->results = fetched;
-    TRY(checkpoint_check(model_checkpoint(c->model->model), err));
+    s->computed = (hidden ? model_hidden : model_head)(c->run, s->logit_rows + first, n);
+    s->slice = first;
     s->slice_end = first + n;
-    return KVASIR_OK;
+    kvasir_status status = hidden ? KVASIR_OK : pick_slice(c, &picks, err);
+    if (status == KVASIR_OK && !picks)
+        status =
+            backend_fetch(c->backend, s->computed, n * width * sizeof *s->computed, &fetched, err);
+    if (status == KVASIR_OK)
+        status = checkpoint_check(model_checkpoint(c->model->model), err);
+    s->results = fetched;
+    if (status != KVASIR_OK)
+        s->slice_end = first;
+    return status;
 }
 
 /* Ends a step of which no results are wanted. */
@@ -129,10 +150,11 @@ static kvasir_status flush(struct kvasir_context *c, kvasir_error *err) {
 }
 
 kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n,
-                       kvasir_error *err) {
+                       const struct step_picks *picks, kvasir_error *err) {
     struct step_buffers *s = &c->step;
     uint32_t rows = 0;
-    s->wanted = s->slice = s->slice_end = 0;
+    s->wanted = s->slice = s->slice_end = s->picked = 0;
+    s->picks = picks;
     for (uint32_t i = 0; i < n; i++) {
         ASSERT(rows + parts[i].rows <= c->options.prefill_chunk);
         ASSERT(parts[i].wanted <= parts[i].rows);
@@ -153,19 +175,31 @@ kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, 
                           .views = s->views,
                           .states = c->options.cache.state_bytes ? s->states : NULL};
     model_forward(c->run, &batch);
-    const kvasir_status status = s->wanted ? read_slice(c, 0, err) : flush(c, err);
+    const kvasir_status status = s->wanted ? make_slice(c, 0, err) : flush(c, err);
     for (uint32_t i = 0; i < n; i++) /* no rows if the device or a file failed */
         seq_commit(parts[i].seq, parts[i].tokens, status == KVASIR_OK ? parts[i].rows : 0);
     return status;
 }
 
+kvasir_status step_reach(struct kvasir_context *c, uint32_t row, kvasir_error *err) {
+    const struct step_buffers *s = &c->step;
+    ASSERT(row < s->wanted);
+    return row >= s->slice && row < s->slice_end ? KVASIR_OK : make_slice(c, row, err);
+}
+
 static kvasir_status result_of(struct kvasir_context *c, uint32_t row, bool hidden,
                                const float **out, kvasir_error *err) {
-    struct step_buffers *s = &c->step;
-    ASSERT(row < s->wanted && s->hidden[row] == hidden);
-    if (row < s->slice || row >= s->slice_end)
-        TRY(read_slice(c, row, err));
-    *out = s->results + (size_t)(row - s->slice) * result_width(c, hidden);
+    const struct step_buffers *s = &c->step;
+    const void *fetched;
+    TRY(step_reach(c, row, err));
+    ASSERT(s->hidden[row] == hidden);
+    const size_t width = result_width(c, hidden), at = (row - s->slice) * width;
+    if (s->results) {
+        *out = s->results + at;
+        return KVASIR_OK;
+    }
+    TRY(backend_fetch(c->backend, s->computed + at, width * sizeof *s->computed, &fetched, err));
+    *out = fetched;
     return KVASIR_OK;
 }
 

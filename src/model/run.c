@@ -172,6 +172,7 @@ static kvasir_status reserve(struct model_run *r, uint32_t rows, uint32_t ctx, k
         .pages = table_entries(ctx, rows),
         .groups = m->n_groups,
         .dim = max_u32(max_u32(c->dim, w.ffn), max_u32(max_u32(w.q, w.z), c->moe.dim)),
+        .vocab = c->vocab,
         .experts = c->moe.n,
         .top_k = c->moe.top_k,
         .expert_dim = c->moe.dim};

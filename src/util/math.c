@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* exp, log, tanh, sin and cos that have the same bits on every machine: only +, -, *, /,
+/* exp (exp.h), log, tanh, sin and cos that have the same bits on every machine: only +, -, *, /,
  * conversions and bits of IEEE doubles, in the order written (the build sets -ffp-contract=off),
  * polynomials after an exact argument reduction.
  *
@@ -7,55 +7,8 @@
  * exponentials of attention are vectors inside backend/cpu's tiers; these functions serve tables,
  * merges and sampling.
  */
-#include <math.h>
-#include <string.h>
-
+#include "util/exp.h"
 #include "util/util.h"
-
-static double from_bits(uint64_t u) {
-    double d;
-    memcpy(&d, &u, sizeof d);
-    return d;
-}
-
-static uint64_t to_bits(double d) {
-    uint64_t u;
-    memcpy(&u, &d, sizeof u);
-    return u;
-}
-
-/* ln 2 as a sum: the first part has 21 trailing zero bits, so k * LN2_HIGH is exact for |k| <
- * 2^20. */
-static const double LN2_HIGH = 6.93147180369123816490e-01, LN2_LOW = 1.90821492927058770002e-10;
-
-/* e^r - 1 for |r| <= ln2/2 by its Taylor series: the term left out is r^14/14! < 5e-18. */
-static double exp_rest(double r) {
-    double p = 1.0 / 6227020800.0; /* 1/13! */
-    static const double inverse_factorial[] = {
-        1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-        1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5};
-    for (size_t i = 0; i < sizeof inverse_factorial / sizeof *inverse_factorial; i++)
-        p = p * r + inverse_factorial[i];
-    return r + r * r * p;
-}
-
-/* x = k ln2 + r, |r| <= ln2/2. No branches, so that compilers vectorize it. Doubles near 1.5 * 2^52
- * are 1 apart, so adding that constant rounds to an integer, which is then in the low bits. With
- * 2046 added, they are the sum of the exponent fields of two factors whose product is 2^k: two, so
- * that results below 2^-1022 are rounded once, into a subnormal. */
-static inline __attribute__((always_inline)) double exp_lane(double x) {
-    const double whole = 6755399441055744.0 + 2046, low = -745.2, high = 709.782712893384;
-    double t = x > low ? x : low;
-    t = t < high ? t : high;
-    double shifted = t * 1.4426950408889634 + whole;
-    double k = shifted - whole;
-    double r = (t - k * LN2_HIGH) - k * LN2_LOW;
-    uint64_t fields = to_bits(shifted) & 0xfff, half = fields >> 1;
-    double e = (1.0 + exp_rest(r)) * from_bits(half << 52) * from_bits((fields - half) << 52);
-    e = x < low ? 0.0 : e;
-    e = x > high ? (double)INFINITY : e;
-    return x != x ? x : e;
-}
 
 double m_exp(double x) {
     return exp_lane(x);
@@ -83,42 +36,30 @@ float m_expf(float x) {
     return (float)m_exp((double)x);
 }
 
-/* e^t for t <= 0, but at least e^-87, as exp_lane does it: floats near 1.5 * 2^23 are 1 apart. The
- * term left out of the series is r^8/8! < 6e-9. */
-static inline __attribute__((always_inline)) float exp_lane_f(float x) {
-    static const float WHOLE = 12582912.0f, LN2_FIRST = 0.693359375f, LN2_REST = -2.12194440e-4f;
-    const float t = x > -87.0f ? x : -87.0f, shifted = t * 1.44269504f + WHOLE, k = shifted - WHOLE;
-    const float r = (t - k * LN2_FIRST) - k * LN2_REST;
-    float p = 1.0f / 5040, e;
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    uint32_t bits;
-    memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits + 127) << 23; /* the low bits of WHOLE's are zeros */
-    memcpy(&e, &bits, sizeof e);
-    return (r + r * r * p + 1.0f) * e;
+/* The sum of a block's values, at most EXP_SUM_BLOCK: the same on every machine (exp.h). */
+static inline __attribute__((always_inline)) double exp_sum_block(const float *x, size_t n,
+                                                                  float max, float scale) {
+    float lanes[EXP_SUM_LANES] = {0};
+    double sums[EXP_SUM_LANES];
+    size_t i = 0;
+    for (; i + EXP_SUM_LANES <= n; i += EXP_SUM_LANES)
+        for (size_t l = 0; l < EXP_SUM_LANES; l++)
+            lanes[l] += exp_lane_f((x[i + l] - max) * scale);
+    for (; i < n; i++)
+        lanes[0] += exp_lane_f((x[i] - max) * scale);
+    for (size_t l = 0; l < EXP_SUM_LANES; l++)
+        sums[l] = (double)lanes[l];
+    for (size_t half = EXP_SUM_LANES / 2; half > 0; half /= 2)
+        for (size_t l = 0; l < half; l++)
+            sums[l] += sums[l + half];
+    return sums[0];
 }
 
-enum { SUM_LANES = 32, SUM_BLOCK = 1024 };
-/* Sums of floats over a block, one per lane, then in double: the same on every machine. */
 static inline __attribute__((always_inline)) double exp_sum(const float *x, size_t n, float max,
                                                             float scale) {
     double sum = 0;
-    for (size_t at = 0; at < n; at += SUM_BLOCK) {
-        const size_t end = n - at < SUM_BLOCK ? n : at + SUM_BLOCK;
-        float lanes[SUM_LANES] = {0};
-        size_t i = at;
-        for (; i + SUM_LANES <= end; i += SUM_LANES)
-            for (size_t l = 0; l < SUM_LANES; l++)
-                lanes[l] += exp_lane_f((x[i + l] - max) * scale);
-        for (; i < end; i++)
-            lanes[0] += exp_lane_f((x[i] - max) * scale);
-        for (size_t l = 0; l < SUM_LANES; l++)
-            sum += (double)lanes[l];
-    }
+    for (size_t at = 0; at < n; at += EXP_SUM_BLOCK)
+        sum += exp_sum_block(x + at, n - at < EXP_SUM_BLOCK ? n - at : EXP_SUM_BLOCK, max, scale);
     return sum;
 }
 
@@ -156,9 +97,9 @@ double m_log(double x) {
         x *= 18014398509481984.0; /* 2^54 */
         k = -54;
     }
-    uint64_t u = to_bits(x);
+    uint64_t u = bits_of_double(x);
     k += (int)(u >> 52) - 1023;
-    double m = from_bits((u & 0xfffffffffffffULL) | 0x3ff0000000000000ULL);
+    double m = double_of_bits((u & 0xfffffffffffffULL) | 0x3ff0000000000000ULL);
     if (m > 1.4142135623730951) {
         m *= 0.5;
         k++;
@@ -199,7 +140,7 @@ double m_softplus(double x) {
 static unsigned reduce_quarter(double x, double *rest) {
     static const uint64_t two_over_pi_high = 0xa2f9836e4e441529ULL,
                           two_over_pi_low = 0xfc2757d1f534ddc0ULL;
-    uint64_t u = to_bits(x);
+    uint64_t u = bits_of_double(x);
     uint64_t mantissa = (u & 0xfffffffffffffULL) | 0x10000000000000ULL;
     int shift = 1075 - (int)(u >> 52); /* 13 .. 53 for x in [0.5, 2^40) */
     unsigned __int128 low = (unsigned __int128)mantissa * two_over_pi_low;

@@ -142,6 +142,7 @@ static void find_devices(void) {
 static void run_checks(void) {
     if (!options.step) {
         check_rows();
+        check_pick();
         check_pages();
         check_encode();
     }

@@ -9,6 +9,7 @@
  *                        numbers
  *     scene.c            sequences over pages in the arena
  *     check_rows.c       operations over rows: all but those with pages or states
+ *     check_pick.c       tokens from logits
  *     check_pages.c      attention, recurrent layers, the arena
  *     check_encode.c     kv_store, byte for byte
  *     cuda/              built with KVASIR_CUDA: the CUDA backend against its own arithmetic
@@ -41,6 +42,7 @@ extern struct backend *device, *reference;
 extern bool quick; /* fewer and smaller cases: under compute-sanitizer */
 
 void check_rows(void);
+void check_pick(void);
 void check_pages(void);
 void check_encode(void);
 #ifdef KVASIR_CUDA

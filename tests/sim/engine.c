@@ -208,7 +208,7 @@ static void compare(const struct run *r, uint32_t string, uint32_t position, con
 static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
                               kvasir_error *err) {
     struct run *r = user;
-    return step_run(r->ctx, parts, n, err);
+    return step_run(r->ctx, parts, n, NULL, err);
 }
 
 static kvasir_status host_logits(void *user, struct task *t, uint32_t row, kvasir_error *err) {

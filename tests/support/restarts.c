@@ -112,7 +112,7 @@ void restarts_empty(struct restarts *w) {
 static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
                               kvasir_error *err) {
     const struct restarts *w = user;
-    return step_run(w->model->ctx, parts, n, err);
+    return step_run(w->model->ctx, parts, n, NULL, err);
 }
 
 static kvasir_status host_logits(void *user, struct task *t, uint32_t row, kvasir_error *err) {

@@ -73,6 +73,7 @@ static void free_fixed(cuda_backend *b) {
     record_close(b);
     bring_close(b);
     experts_close(b);
+    picks_close(b);
     (void)cudaFreeHost(b->host_tables);
     void *device[] = {b->dev_tables, b->part_out, b->part_ms, b->arrived, b->act};
     for (void *p : device)
@@ -104,9 +105,8 @@ static void cuda_destroy(struct backend *base) {
 }
 
 // Rows of a step beyond which kernels are no faster per row, by the shapes that opcheck --bench
-// times; rows that a launch of the product can have (its grid's y counts chunks of 64); rows of the
-// head: one pass over its weights.
-enum { ROWS_GOOD = 2048, ROWS_MAX = 65535 * 64, LOGIT_ROWS = 64 };
+// times; rows that a launch of the product can have (its grid's y counts chunks of 64).
+enum { ROWS_GOOD = 2048, ROWS_MAX = 65535 * 64 };
 
 static void cuda_info(const struct backend *base, struct backend_info *out) {
     const cuda_backend *b = (const cuda_backend *)base;
@@ -168,7 +168,8 @@ static bool alloc_fixed(cuda_backend *b) {
     if (cudaMallocHost((void **)&b->host_tables, b->tables_bytes) != cudaSuccess ||
         !device_array(b->tables_bytes, &b->dev_tables) || !device_array(floats, &b->part_out) ||
         !device_array(rows, &b->part_ms) || !device_array(arrived, &b->arrived) ||
-        !device_array(act_bytes, (uint8_t **)&b->act) || !experts_open(b) || !bring_open(b, piece))
+        !device_array(act_bytes, (uint8_t **)&b->act) || !experts_open(b) || !picks_open(b) ||
+        !bring_open(b, piece))
         return false;
     // The block of a row that arrives last sets its counter back: zeroed once.
     cuda_ok(b, cudaMemsetAsync(b->arrived, 0, arrived * sizeof *b->arrived, b->stream));
@@ -219,7 +220,7 @@ static backend_ops make_ops() {
 #define MEMBER(name) ops.name = cuda_##name;
     BACKEND_MEMBERS(MEMBER)
     MEMBER(flush) MEMBER(alloc) MEMBER(free) MEMBER(upload) MEMBER(upload_free)
-    MEMBER(read) MEMBER(fetch) MEMBER(write) MEMBER(weight_put) MEMBER(weight_drop)
+    MEMBER(read) MEMBER(fetch) MEMBER(write) MEMBER(pick) MEMBER(weight_put) MEMBER(weight_drop)
     MEMBER(embed) MEMBER(rms_norm) MEMBER(matmul) MEMBER(rope_table) MEMBER(rope) MEMBER(kv_store)
     MEMBER(attention) MEMBER(gate_mul) MEMBER(add) MEMBER(scale) MEMBER(gate_rows)
     MEMBER(softcap) MEMBER(rearrange) MEMBER(gather_rows) MEMBER(experts)

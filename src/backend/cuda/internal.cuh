@@ -11,12 +11,13 @@
 //     rows.cu        norm, rope, gates, moves          recurrent.cu convolutions, delta rule
 //     experts.cu     mixtures of experts: its matrices by product.cu, its gates by rows.cu
 //     centre.cu      tables of centred keys            error.cu     the first error
+//     pick.cu        tokens, from logits
 //     record.cu      a step's operations: recorded, joined, run or replayed (ops.cuh)
 //     clock.cu       for opcheck (graph.h)
 //
 // A file calls those below it only: error; memory, decode, prefill; centre, step, weights, rows;
 // halves; product; plain_attention, plain_encode; encode, attention, recurrent, experts, clock;
-// record; backend. Two calls go up: memory.cu's to step_submit, and graphs_drop.
+// record; pick; backend. Two calls go up: memory.cu's to step_submit, and graphs_drop.
 //
 // All kernels are compiled without contraction (-fmad=false): a*b+c is two roundings, fmaf() one.
 #pragma once
@@ -173,6 +174,16 @@ struct expert_scratch {
     struct expert_table *tables; // of the layers that were called
 };
 
+// pick.cu says what is where. Rows of the head, which are picked from at once: one pass over its
+// weights.
+enum { LOGIT_ROWS = 64 };
+struct pick_scratch {
+    uint8_t *host, *device; // what the device is told: pinned, and its copy
+    float *kept, *peaks;
+    double *sums;
+    struct picked *out;
+};
+
 enum {
     GRAPH_ROWS = 256, // steps of at most so many rows become graphs
     GRAPHS_MAX = 64,
@@ -227,6 +238,7 @@ struct cuda_backend {
     // scratch of products
     void *act;
     expert_scratch experts;
+    pick_scratch picks;
     // centred keys, by what backend_reserve_centre was given
     struct {
         const key_centre *host;
@@ -299,6 +311,8 @@ kvasir_status cuda_read(struct backend *b, void *host, const void *device, size_
 kvasir_status cuda_fetch(struct backend *b, const void *device, size_t bytes, const void **out,
                          kvasir_error *err);
 void cuda_write(struct backend *b, void *device, const void *host, size_t bytes);
+kvasir_status cuda_pick(struct backend *b, const float *logits, const struct pick *picks,
+                        uint32_t n, struct picked *out, kvasir_error *err); // pick.cu
 struct backend_arena *cuda_arena_create(struct backend *b, size_t bytes);
 void cuda_arena_destroy(struct backend *b, struct backend_arena *a);
 void cuda_arena_take(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes,
@@ -408,6 +422,9 @@ void gate_values(cuda_backend *b, enum gate_kind kind, const float *gate, const 
 bool experts_open(cuda_backend *b);
 void experts_close(cuda_backend *b);
 void experts_drop_tables(cuda_backend *b);
+// pick.cu: scratch for limits.vocab, and giving it back. False: no memory is left.
+bool picks_open(cuda_backend *b);
+void picks_close(cuda_backend *b);
 // product.cu: bytes of cuda_backend.act, for rows of the most inputs.
 size_t product_scratch_bytes_cuda(uint32_t max_rows, uint32_t max_inputs);
 
