@@ -4,10 +4,15 @@
  * means nothing, but the work is the same. The device picks each step's tokens, greedily unless
  * said otherwise, as an engine has it do, and only they come back; or all logits are read back.
  *
+ * At the end an engine: requests at once, and a long prompt again, whose prefix it has.
+ *
  *     gpu MODEL [DEVICE]
  *
  * DEVICE is --device's value, cuda without it.
  */
+#include <stdatomic.h>
+#include <unistd.h>
+
 #include "bench.h"
 
 enum { BATCH_MAX = 64, STEPS = 32, REPEATS = 5 };
@@ -44,7 +49,8 @@ static kvasir_seq *make_seq(kvasir_context *c, uint32_t depth) {
 }
 
 enum how { GREEDY, RANDOM, READ_BACK };
-static const char *const HOW[] = {"", ", temperature 0.8, top-p 0.95", ", logits read back"};
+static const char *const HOW[] = {"", ", temperature 0.8, top-k 40, top-p 0.95",
+                                  ", logits read back"};
 
 /* A step with a row of each sequence. Tokens are random ones, not those that are picked, so that
  * all formats do the same work. */
@@ -61,6 +67,7 @@ static void run_step(kvasir_context *c, kvasir_seq *const *seqs, uint32_t batch,
                                 .at = (double)rand() / ((double)RAND_MAX + 1),
                                 .temp = how == RANDOM ? 0.8f : 0,
                                 .top_p = 0.95f,
+                                .top_k = 40,
                                 .at_least = 1,
                                 .n_top = -1};
         need(seq_reserve(seqs[i]->seq, seq_length(seqs[i]->seq) + 1, &err));
@@ -147,6 +154,93 @@ static void bench_prompts(const char *bits) {
     kvasir_context_destroy(c);
 }
 
+/* ---- requests of an engine ------------------------------------------------------------------- */
+
+struct answer {
+    double submitted, first, last; /* clock_seconds; of its tokens */
+    uint32_t tokens;
+    atomic_bool done;
+};
+
+static void note(void *user, const kvasir_event *e) {
+    struct answer *a = user;
+    if (e->kind == KVASIR_EVENT_TOKEN) {
+        a->last = clock_seconds();
+        a->first = a->tokens++ ? a->first : a->last;
+    }
+    if (e->error)
+        fprintf(stderr, "bench: %s\n", e->error->text);
+    if (e->last)
+        atomic_store(&a->done, true);
+}
+
+static void ask(kvasir_engine *e, struct answer *a, const int32_t *tokens, size_t n,
+                uint32_t max_tokens) {
+    kvasir_request r = kvasir_request_defaults();
+    uint64_t id;
+    *a = (struct answer){.submitted = clock_seconds()};
+    r.tokens = tokens;
+    r.n_tokens = n;
+    r.max_tokens = max_tokens;
+    r.ignore_end = true;
+    r.on_event = note;
+    r.user = a;
+    need(kvasir_engine_submit(e, &r, &id, &err));
+}
+
+static void wait_for(struct answer *a) {
+    while (!atomic_load(&a->done))
+        usleep(1000);
+}
+
+/* Short prompts together: all tokens over the time in which all run. */
+static void bench_requests(kvasir_engine *e) {
+    enum { PROMPT = 16, REPLY = 256 };
+    static struct answer answers[BATCH_MAX];
+    double all_run = 0, one_ends = 0;
+    for (int i = 0; i < BATCH_MAX; i++)
+        ask(e, &answers[i], ids + i * PROMPT, PROMPT, REPLY);
+    for (int i = 0; i < BATCH_MAX; i++) {
+        const struct answer *a = &answers[i];
+        wait_for(&answers[i]);
+        all_run = a->first > all_run ? a->first : all_run;
+        one_ends = one_ends == 0 || a->last < one_ends ? a->last : one_ends;
+    }
+    printf("%d requests at once: %.0f tokens/s in all\n", BATCH_MAX,
+           BATCH_MAX * (REPLY - 1) / (one_ends - all_run));
+}
+
+/* The same prompt twice. */
+static void bench_hit(kvasir_engine *e) {
+    enum { LONG = 131000, REPLY = 33 };
+    struct answer a;
+    double first[2], step = 0;
+    for (int i = 0; i < 2; i++) {
+        ask(e, &a, ids, LONG, REPLY);
+        wait_for(&a);
+        first[i] = a.first - a.submitted;
+        step = (a.last - a.first) / (REPLY - 1);
+    }
+    printf("prompt of %d: first token after %.2f s, %.1f ms after a hit; a step %.1f ms\n", LONG,
+           first[0], first[1] * 1e3, step * 1e3);
+}
+
+static void bench_engine(void) {
+    kvasir_engine_options o = kvasir_engine_defaults();
+    kvasir_engine *e;
+    o.context.device = device;
+    o.context.kv_bits = "8,4";
+    o.context.key_centre = "off";
+    o.context.ctx = PROMPT_MAX + 8192;
+    o.cache_memory_bytes = (uint64_t)24 << 30;
+    o.max_running = BATCH_MAX;
+    need(kvasir_engine_create(model, &o, &e, &err));
+    bench_requests(e);
+    fflush(stdout);
+    bench_hit(e);
+    kvasir_engine_destroy(e);
+}
+
 int main(int argc, char **argv) {
     if (argc < 2) {
         fprintf(stderr, "usage: gpu MODEL [DEVICE]\n");
@@ -174,6 +268,7 @@ int main(int argc, char **argv) {
     bench_format("f16");
     bench_batches("8,4");
     bench_prompts("8,4");
+    bench_engine();
     free(ids);
     free(logits);
     kvasir_model_close(opened);

@@ -62,12 +62,12 @@ static void any_logits(float *x, uint32_t n) {
             x[i] = EDGE_VALUE[random_below(3)];
 }
 
-/* As those of a model: a few hundred tokens near the largest. */
+/* As those of a model: ten likely tokens, and thousands not far below them. */
 static void common_logits(float *x, uint32_t n) {
     for (uint32_t i = 0; i < n; i++)
         x[i] = random_normal() * 3;
     for (uint32_t i = 0; i < 10; i++)
-        x[random_below(n)] = 12 + random_normal() * 3;
+        x[random_below(n)] = 15 + random_normal() * 2;
 }
 
 static void compare(const struct pick *p, const struct picked *got, const float *row,

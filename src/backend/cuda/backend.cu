@@ -75,7 +75,7 @@ static void free_fixed(cuda_backend *b) {
     experts_close(b);
     picks_close(b);
     (void)cudaFreeHost(b->host_tables);
-    void *device[] = {b->dev_tables, b->part_out, b->part_ms, b->arrived, b->act};
+    void *device[] = {b->dev_tables, b->part_out, b->part_ms, b->arrived, b->act, b->run_sums};
     for (void *p : device)
         (void)cudaFree(p);
     b->host_tables = b->dev_tables = nullptr;
@@ -83,6 +83,7 @@ static void free_fixed(cuda_backend *b) {
     b->part_ms = nullptr;
     b->arrived = nullptr;
     b->act = nullptr;
+    b->run_sums = nullptr;
     b->reserved = false;
 }
 
@@ -164,12 +165,14 @@ static bool alloc_fixed(cuda_backend *b) {
         std::max(product_scratch_bytes_cuda(l->rows, l->dim),
                  product_scratch_bytes_cuda(l->rows * l->top_k, l->expert_dim));
     const size_t piece = std::max(l->rows * sizeof(uint64_t), HEAD_DIM_MAX * sizeof(double));
+    b->run_sums_bytes = halves_sums_bytes(b);
     b->tables_bytes = tables_lay_out(l, nullptr, l->seqs, b->most, b->group) + BRING_SLOTS * piece;
     if (cudaMallocHost((void **)&b->host_tables, b->tables_bytes) != cudaSuccess ||
         !device_array(b->tables_bytes, &b->dev_tables) || !device_array(floats, &b->part_out) ||
         !device_array(rows, &b->part_ms) || !device_array(arrived, &b->arrived) ||
-        !device_array(act_bytes, (uint8_t **)&b->act) || !experts_open(b) || !picks_open(b) ||
-        !bring_open(b, piece))
+        !device_array(act_bytes, (uint8_t **)&b->act) ||
+        !device_array(b->run_sums_bytes / sizeof(float), &b->run_sums) || !experts_open(b) ||
+        !picks_open(b) || !bring_open(b, piece))
         return false;
     // The block of a row that arrives last sets its counter back: zeroed once.
     cuda_ok(b, cudaMemsetAsync(b->arrived, 0, arrived * sizeof *b->arrived, b->stream));

@@ -5,7 +5,8 @@
 //     1, 2 rows     few_rows.cuh, one launch: each block rounds the inputs
 //     3 to 8        a kernel that rounds, then few_rows.cuh
 //     9 to 16       the same for matrices of few outputs
-//     more          a kernel that rounds, then many_rows.cuh
+//     more          a kernel that rounds, then many_rows.cuh, and if its blocks share the runs of
+//                   an output a kernel that adds them
 //
 // One or two rows too long for a multiprocessor's shared memory are rounded before, too. The bits
 // are the same.
@@ -16,7 +17,7 @@
 
 namespace {
 
-enum { MANY_FIXED_BYTES = 1 << 10 }; // of shared memory that is neither the ring nor sums
+enum { MANY_FIXED_BYTES = 1 << 10 }; // of shared memory that is not the ring
 
 // ---- inputs in scratch -----------------------------------------------------------------------
 
@@ -180,101 +181,53 @@ void few_product(cuda_backend *b, const float *x, product_args a, matmul_neighbo
 
 // A kernel for blocks of `outputs` outputs and `rows` rows.
 struct many_choice {
-    void (*kernel)(product_args, half_act, uint32_t, uint32_t);
+    void (*kernel)(product_args, half_act, uint32_t, uint32_t, float *);
+    void (*add)(product_args, const float *, uint32_t, uint32_t);
     uint32_t outputs, rows, threads, together;
-    uint16_t (*clusters)[9];        // of cuda_backend
-    size_t stage_bytes, sums_bytes; // of shared memory; sums: in a cluster
+    size_t stage_bytes; // of shared memory
 };
-template <class F, int N, int WM> many_choice many_of(cuda_backend *b, uint32_t i) {
-    return {many_kernel<F, N, WM>,        WM * GROUP_OUTPUTS,         N,
-            WM * GROUP_THREADS + 32,      blocks_together<N, WM>(),   &b->clusters[F::BIASED][i],
-            sizeof(many_stage<F, N, WM>), many_sums_bytes<F, N, WM>()};
+template <class F, int N, int WM> many_choice many_of() {
+    return {many_kernel<F, N, WM>,   sums_kernel<N>,           WM * GROUP_OUTPUTS,          N,
+            WM * GROUP_THREADS + 32, blocks_together<N, WM>(), sizeof(many_stage<F, N, WM>)};
 }
 
 // Stages that a block has room for, if `together` of a multiprocessor share its memory.
-uint32_t stages_for(const cuda_backend *b, const many_choice &c, uint32_t together, bool cluster) {
-    const size_t room = std::min<size_t>(b->shared_per_block, b->shared_per_sm / together - 1024),
-                 others = MANY_FIXED_BYTES + (cluster ? c.sums_bytes : 0);
-    return room < others ? 0
-                         : (uint32_t)std::min<size_t>(STAGES_MAX, (room - others) / c.stage_bytes);
+uint32_t stages_for(const cuda_backend *b, const many_choice &c, uint32_t together) {
+    const size_t room = std::min<size_t>(b->shared_per_block, b->shared_per_sm / together - 1024);
+    return room < MANY_FIXED_BYTES
+               ? 0
+               : (uint32_t)std::min<size_t>(STAGES_MAX, (room - MANY_FIXED_BYTES) / c.stage_bytes);
 }
 
 // Those that it gets: fewer blocks of a multiprocessor rather than too few stages.
-uint32_t stages_of(const cuda_backend *b, const many_choice &c, bool cluster) {
-    const uint32_t stages = stages_for(b, c, c.together, cluster);
-    return stages < STAGES_MIN ? stages_for(b, c, 1, cluster) : stages;
+uint32_t stages_of(const cuda_backend *b, const many_choice &c) {
+    const uint32_t stages = stages_for(b, c, c.together);
+    return stages < STAGES_MIN ? stages_for(b, c, 1) : stages;
 }
 
 // The largest blocks of which there are enough for the device. outputs: of all parts.
-template <class F> many_choice many_for(cuda_backend *b, uint32_t outputs, uint32_t rows) {
+template <class F> many_choice many_for(const cuda_backend *b, uint32_t outputs, uint32_t rows) {
     const auto enough = [&](uint32_t n, uint32_t m) {
         return (size_t)blocks_of(outputs, n) * blocks_of(rows, m) >= (size_t)b->sm_count * 3 / 4;
     };
-    const many_choice choices[] = {many_of<F, 128, 2>(b, 0), many_of<F, 64, 4>(b, 1),
-                                   many_of<F, 64, 2>(b, 2), many_of<F, 16, 2>(b, 3)};
+    const many_choice choices[] = {many_of<F, 128, 2>(), many_of<F, 64, 4>(), many_of<F, 64, 2>(),
+                                   many_of<F, 16, 2>()};
     uint32_t i = rows > 64 && enough(128, 128)  ? 0
                  : rows > 16 && enough(256, 64) ? 1
                  : rows > 16                    ? 2
                                                 : 3;
-    while (i < 3 && stages_of(b, choices[i], false) < STAGES_MIN)
+    while (i < 3 && stages_of(b, choices[i]) < STAGES_MIN)
         i++;
     return choices[i];
 }
 
-// A launch of `blocks` times `ranks` blocks. Attributes are filled in.
-cudaLaunchConfig_t many_config(const cuda_backend *b, const many_choice &c, dim3 blocks,
-                               uint32_t ranks, cudaLaunchAttribute (&attributes)[2]) {
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = ranks;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(blocks.x * ranks, blocks.y);
-    config.blockDim = c.threads;
-    config.dynamicSmemBytes =
-        stages_of(b, c, ranks > 1) * c.stage_bytes + (ranks > 1 ? c.sums_bytes : 0);
-    config.stream = b->stream;
-    config.attrs = attributes;
-    config.numAttrs = b->overlaps ? 2 : 0;
-    return config;
-}
-bool allow_shared(cuda_backend *b, const many_choice &c, size_t bytes) {
-    return cuda_ok(
-        b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-}
-
-// A cluster has to be in one part of the device, and parts are of several sizes: on an H200 there
-// is room for 15 clusters of 8 blocks, where 16 would be all of it.
-uint32_t clusters_together(cuda_backend *b, const many_choice &c, uint32_t ranks) {
-    uint16_t &known = (*c.clusters)[ranks];
-    if (known == 0) {
-        cudaLaunchAttribute attributes[2] = {};
-        cudaLaunchConfig_t config = many_config(b, c, dim3(1, 1), ranks, attributes);
-        int count = 0;
-        config.numAttrs = 1; // the cluster alone
-        if (allow_shared(b, c, config.dynamicSmemBytes) &&
-            cudaOccupancyMaxActiveClusters(&count, c.kernel, &config) != cudaSuccess) {
-            (void)cudaGetLastError(); // such clusters are not for this device
-            count = 0;
-        }
-        known = (uint16_t)(count + 1);
-    }
-    return known - 1u;
-}
-
-// Blocks that share the runs of an output: so that there are the fewest runs one after the other
-// while all blocks are on the device together.
-uint32_t ranks_for(cuda_backend *b, const many_choice &c, uint32_t blocks, uint32_t runs) {
-    uint32_t best = 1;
-    if (!b->overlaps || 2 * blocks > (uint32_t)b->sm_count * c.together ||
-        stages_of(b, c, true) < STAGES_MIN)
-        return 1;
-    for (uint32_t ranks = 2; ranks <= CLUSTER_MAX && ranks <= runs; ranks++)
-        if (blocks_of(runs, ranks) < blocks_of(runs, best) &&
-            blocks <= clusters_together(b, c, ranks))
-            best = ranks;
-    return best;
+// Blocks that share the runs of an output, so that all are on the device together. bytes: of their
+// sums if they do.
+uint32_t splits_for(const cuda_backend *b, const many_choice &c, uint32_t blocks, uint32_t runs,
+                    size_t bytes) {
+    const uint32_t room = (uint32_t)b->sm_count * c.together / blocks,
+                   most = std::min<uint32_t>({room, runs, SPLITS_MAX});
+    return most < 2 || bytes > b->run_sums_bytes ? 1 : blocks_of(runs, blocks_of(runs, most));
 }
 
 template <class F>
@@ -287,16 +240,21 @@ void many_product(cuda_backend *b, const float *x, product_args a, uint32_t outp
         a.part[i].first = blocks;
         blocks += blocks_of(a.part[i].w.n, c.outputs);
     }
-    const dim3 grid(blocks_of(a.rows, c.rows), blocks);
-    const uint32_t ranks = ranks_for(b, c, grid.x * grid.y, blocks_of(w.pairs, RUN_PAIRS));
+    const uint32_t chunks = blocks_of(a.rows, c.rows), runs = blocks_of(w.pairs, RUN_PAIRS);
+    const size_t sums = (size_t)chunks * runs * blocks * c.outputs * c.rows * sizeof(float);
+    const uint32_t splits = splits_for(b, c, chunks * blocks, runs, sums), stages = stages_of(b, c);
     const half_act act = half_act_at(b->act, a.rows, w.pairs, c.rows);
+    const size_t shared = stages * c.stage_bytes;
     round_rows(b, x, {(uint4 *)act.halves, (float *)act.units, a.rows, w.k, w.pairs, c.rows, false},
                with);
-    cudaLaunchAttribute attributes[2] = {};
-    const cudaLaunchConfig_t config = many_config(b, c, grid, ranks, attributes);
-    if (cuda_works(b) && allow_shared(b, c, config.dynamicSmemBytes))
-        cuda_ok(b,
-                cudaLaunchKernelEx(&config, c.kernel, a, act, stages_of(b, c, ranks > 1), ranks));
+    if (cuda_works(b) &&
+        cuda_ok(b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        (int)shared)))
+        cuda_ok(b, launch_early(b, c.kernel, dim3(chunks * splits, blocks), c.threads, shared, a,
+                                act, stages, splits, b->run_sums));
+    if (cuda_works(b) && splits > 1)
+        cuda_ok(b, launch_early(b, c.add, dim3(chunks, blocks * c.outputs / SUMS_OUTPUTS), 256, 0,
+                                a, (const float *)b->run_sums, c.outputs, blocks * c.outputs));
 }
 
 template <class F>
@@ -329,6 +287,10 @@ void product_halves(cuda_backend *b, const float *x, product_args a, matmul_neig
         product_of<Halves<64, true, 8>>(b, x, a, with);
     else
         product_of<Halves<128, true, 8>>(b, x, a, with);
+}
+
+size_t halves_sums_bytes(const cuda_backend *b) {
+    return std::min<size_t>(b->memory_bytes / 256, 64 << 20);
 }
 
 size_t halves_scratch_bytes(uint32_t max_rows, uint32_t max_inputs) {

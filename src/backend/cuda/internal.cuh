@@ -212,11 +212,8 @@ struct cuda_backend {
     int sm_count;
     bool overlaps; // kernels were compiled to wait for the one before (kernel_waits)
     uint32_t shared_per_block, shared_per_sm, shared_reserved; // bytes; reserved: of each block
-    // 1 + how many clusters of so many blocks are on the device together, of a kernel of halves.cu;
-    // 0: not asked yet
-    uint16_t clusters[2][4][9];
-    backend_limits limits; // seqs is settled
-    uint32_t prefill_rows; // of cuda_prefill_rows, settled
+    backend_limits limits;                                     // seqs is settled
+    uint32_t prefill_rows;                                     // of cuda_prefill_rows, settled
     bool reserved, capturing;
     // tables, and after them a step's host arrays: the same bytes pinned on the host and on the
     // device
@@ -237,6 +234,8 @@ struct cuda_backend {
     uint32_t *arrived; // [decode row][kv head]
     // scratch of products
     void *act;
+    float *run_sums; // [run_sums_bytes / 4], of many_rows.cuh
+    size_t run_sums_bytes;
     expert_scratch experts;
     pick_scratch picks;
     // centred keys, by what backend_reserve_centre was given
@@ -425,8 +424,9 @@ void experts_drop_tables(cuda_backend *b);
 // pick.cu: scratch for limits.vocab, and giving it back. False: no memory is left.
 bool picks_open(cuda_backend *b);
 void picks_close(cuda_backend *b);
-// product.cu: bytes of cuda_backend.act, for rows of the most inputs.
+// product.cu: bytes of cuda_backend.act, for rows of the most inputs; of run_sums (halves.cu).
 size_t product_scratch_bytes_cuda(uint32_t max_rows, uint32_t max_inputs);
+size_t halves_sums_bytes(const cuda_backend *b);
 
 // ---- attention -------------------------------------------------------------------------------
 

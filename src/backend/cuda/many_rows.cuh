@@ -6,15 +6,15 @@
 //     a block       WM warp groups of the same rows, and a warp that copies
 //     a stage       128 inputs of the block's outputs and rows in shared memory: a ring of them,
 //                   each with a barrier for its bytes and one for the warps that have used it
-//     a cluster     blocks of the same outputs and rows that take the runs in turn, where the
-//                   outputs are too few for the device. Before compute capability 9.0 it is a block
+//     splits        blocks of the same outputs and rows that take the runs in turn, where the
+//                   outputs are too few for the device
 //
 //     scratch       halves [N rows][pair][8][row][8]   f16: the elements 8 i .. 8 i + 7 of a pair's
 //                                                      four instructions
 //                   units  [N rows][run][row]
 //     alone:        a warp group adds the sums of its runs itself, in registers
-//     in a cluster: sums [row][output] of a run of each block, then each block adds its share of
-//                   them to total, in order
+//     in splits:    it leaves each run's sums in device memory, [N rows][run][output][row]; then
+//                   sums_kernel adds them, in order
 #pragma once
 
 #include "backend/cuda/copies.cuh"
@@ -28,7 +28,8 @@ enum {
     RUN_STAGES = RUN_PAIRS / STAGE_PAIRS, // of a run
     STAGES_MIN = 3,                       // in shared memory
     STAGES_MAX = 4,
-    CLUSTER_MAX = 8 // blocks
+    SPLITS_MAX = 8,
+    SUMS_OUTPUTS = 32 // of a block of sums_kernel
 };
 
 struct half_act {
@@ -146,7 +147,7 @@ template <int N, class Fn> __device__ __forceinline__ void each_sum(uint32_t til
 
 // ---- the ring --------------------------------------------------------------------------------
 
-// The stages of the runs rank, rank + ranks, ... in turn, which both sides go through: the warp
+// The stages of the runs split, split + splits, ... in turn, which both sides go through: the warp
 // that copies and those that multiply.
 template <class F, int N, int WM> struct many_ring {
     using Stage = many_stage<F, N, WM>;
@@ -154,7 +155,7 @@ template <class F, int N, int WM> struct many_ring {
     Stage *stages;
     uint32_t full, used; // addresses of barriers, 8 bytes each
     uint32_t count;      // of stages
-    uint32_t rank, ranks;
+    uint32_t split, splits;
     uint32_t at, phase; // the next one, and how often the ring went round
 
     __device__ __forceinline__ void init() const {
@@ -171,7 +172,7 @@ template <class F, int N, int WM> struct many_ring {
         }
     }
     __device__ __forceinline__ uint32_t after(uint32_t s) const {
-        return s % RUN_STAGES == RUN_STAGES - 1 ? s + 1 + (ranks - 1) * RUN_STAGES : s + 1;
+        return s % RUN_STAGES == RUN_STAGES - 1 ? s + 1 + (splits - 1) * RUN_STAGES : s + 1;
     }
     __device__ __forceinline__ static uint32_t stages_of(const many_place &m) {
         return (m.pairs + STAGE_PAIRS - 1) / STAGE_PAIRS;
@@ -179,12 +180,12 @@ template <class F, int N, int WM> struct many_ring {
     // Copies all stages of this block. Weights of the first ones are there before this kernel's
     // inputs.
     __device__ __forceinline__ void fill(const many_place &m) {
-        uint32_t s = rank * RUN_STAGES;
+        uint32_t s = split * RUN_STAGES;
         for (uint32_t i = 0; i < count && s < stages_of(m); i++, s = after(s))
             copy_weights(m, s, full + 8 * i, stages[i]);
         kernel_waits();
         uint32_t begun = 0;
-        for (s = rank * RUN_STAGES; s < stages_of(m); s = after(s), next(), begun++) {
+        for (s = split * RUN_STAGES; s < stages_of(m); s = after(s), next(), begun++) {
             const uint32_t bar = full + 8 * at;
             if (begun >= count) {
                 barrier_wait(used + 8 * at, phase ^ 1);
@@ -222,64 +223,23 @@ template <class F, int N, int WM> struct many_ring {
     }
 };
 
-// ---- clusters --------------------------------------------------------------------------------
-
-__device__ __forceinline__ void cluster_meets() {
-#if BULK_COPIES
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-// The same barrier of block `rank`.
-__device__ __forceinline__ void arrive_at(uint32_t bar, uint32_t rank) {
-#if BULK_COPIES
-    asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a];\n}" ::"r"(bar),
-                 "r"(rank)
-                 : "memory");
-#endif
-}
-// Waits for all blocks of the cluster.
-__device__ __forceinline__ void cluster_wait(uint32_t bar, uint32_t phase) {
-#if BULK_COPIES
-    asm volatile("{\n.reg .pred p;\nWAIT_%=: mbarrier.try_wait.parity.acquire.cluster.shared::cta."
-                 "b64 p, [%0], %1;\n@p bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(bar),
-                 "r"(phase)
-                 : "memory");
-#endif
-}
-// Four floats at `at` in the shared memory of block `rank`.
-__device__ __forceinline__ float4 load_of(uint32_t at, uint32_t rank) {
-    float4 v;
-#if BULK_COPIES
-    asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %4, %5;\n"
-                 "ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [a];\n}"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(at), "r"(rank)
-                 : "memory");
-#else
-    v = make_float4(0, 0, 0, 0); // there are no clusters
-#endif
-    return v;
-}
-
 // ---- the kernel ------------------------------------------------------------------------------
 
-// The outputs of part p that a block makes, and their sums.
+// The outputs of part p that a block makes.
 template <class F, int N, int WM> struct many_block {
-    static constexpr uint32_t OUTPUTS = WM * GROUP_OUTPUTS, PITCH = OUTPUTS + 4;
+    static constexpr uint32_t OUTPUTS = WM * GROUP_OUTPUTS;
     const product_part &p;
     many_place m;
     many_ring<F, N, WM> ring;
     uint32_t output0, row0, rows;
-    float *sums;          // of a run, in a cluster: [N][PITCH]
-    uint32_t ready, read; // barriers of a cluster: all have written their sums; have read these
+    float *sums;         // in splits: of its outputs and rows and run 0, [output][N]
+    size_t sums_of_runs; // from one run's to the next
 
     __device__ __forceinline__ void put(uint32_t row, uint32_t output, float sum) const {
         if (output0 + output < p.w.n && row0 + row < rows)
             put_output(p, (size_t)(row0 + row) * p.w.n + output0 + output, output0 + output,
                        sum_of_runs(sum));
     }
-    static constexpr uint32_t THREADS = WM * GROUP_THREADS; // that multiply
 
     __device__ __forceinline__ void multiply_alone(uint32_t tile) {
         Sums<N> total = {};
@@ -293,63 +253,15 @@ template <class F, int N, int WM> struct many_block {
             put(row, output, total[j][i]);
         });
     }
-    // These threads meet, then the block arrives at a barrier of each block of the cluster.
-    __device__ __forceinline__ void tell(uint32_t bar) const {
-        asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
-        if (threadIdx.x < ring.ranks)
-            arrive_at(bar, threadIdx.x);
-    }
-    // Of fours [row][output / 4] of the block's sums, a thread of this block adds every
-    // ranks * THREADS-th.
-    __device__ __forceinline__ void multiply_together(uint32_t tile) {
-        constexpr uint32_t FOURS = N * OUTPUTS / 4, EACH = (FOURS / 2 + THREADS - 1) / THREADS;
-        float4 total[EACH] = {};
-        uint32_t phase = 0;
-        for (uint32_t first = 0; first < m.runs; first += ring.ranks, phase ^= 1) {
-            if (first > 0)
-                cluster_wait(read, phase ^ 1);
-            if (first + ring.rank < m.runs) {
-                Sums<N> now = {};
-                ring.add_run(m, first + ring.rank, tile, now);
-                each_sum<N>(tile, [&](uint32_t row, uint32_t output, uint32_t j, uint32_t i) {
-                    sums[row * PITCH + output] = now[j][i];
-                });
-            }
-            tell(ready);
-            cluster_wait(ready, phase);
-            const uint32_t count = min(m.runs - first, ring.ranks);
-#pragma unroll
-            for (uint32_t i = 0; i < EACH; i++) {
-                const uint32_t four = (i * ring.ranks + ring.rank) * THREADS + threadIdx.x;
-                if (four >= FOURS)
-                    continue;
-                const uint32_t at =
-                    smem_at(sums + four / (OUTPUTS / 4) * PITCH + four % (OUTPUTS / 4) * 4);
-                float4 v[CLUSTER_MAX];
-#pragma unroll
-                for (uint32_t k = 0; k < CLUSTER_MAX; k++)
-                    if (k < count)
-                        v[k] = load_of(at, k);
-#pragma unroll
-                for (uint32_t k = 0; k < CLUSTER_MAX; k++)
-                    if (k < count) {
-                        total[i].x += v[k].x, total[i].y += v[k].y;
-                        total[i].z += v[k].z, total[i].w += v[k].w;
-                    }
-            }
-            tell(read);
-        }
-        cluster_wait(read, phase ^ 1); // before the block ends
-#pragma unroll
-        for (uint32_t i = 0; i < EACH; i++) {
-            const uint32_t four = (i * ring.ranks + ring.rank) * THREADS + threadIdx.x;
-            if (four >= FOURS)
-                continue;
-            const uint32_t row = four / (OUTPUTS / 4), output = four % (OUTPUTS / 4) * 4;
-            put(row, output, total[i].x);
-            put(row, output + 1, total[i].y);
-            put(row, output + 2, total[i].z);
-            put(row, output + 3, total[i].w);
+    __device__ __forceinline__ void multiply_split(uint32_t tile) {
+        for (uint32_t run = ring.split; run < m.runs; run += ring.splits) {
+            Sums<N> now = {};
+            ring.add_run(m, run, tile, now);
+            each_sum<N>(tile, [&](uint32_t row, uint32_t output, uint32_t j, uint32_t i) {
+                if (i % 2 == 0)
+                    *(float2 *)(sums + run * sums_of_runs + output * N + row) =
+                        make_float2(now[j][i], now[j][i + 1]);
+            });
         }
     }
 };
@@ -359,17 +271,17 @@ template <int N, int WM> constexpr uint32_t blocks_together() {
     return N < 128 && WM == 2 ? 2 : 1;
 }
 
-// grid: [ranks of a cluster, of N rows after the other][64 WM outputs, of one matrix after the
-// other]: blocks that share weights are neighbours. a.part[].first counts in 64 WM outputs.
+// grid: [splits, of N rows after the other][64 WM outputs, of one matrix after the other]: blocks
+// that share weights are neighbours. a.part[].first counts in 64 WM outputs. sums: of splits.
 template <class F, int N, int WM>
 __global__ void __launch_bounds__(WM *GROUP_THREADS + 32, blocks_together<N, WM>())
     many_kernel(const __grid_constant__ product_args a, const half_act act, uint32_t stages,
-                uint32_t ranks) {
-    extern __shared__ __align__(128) uint4 many_memory[]; // stages | sums
-    __shared__ __align__(8) uint64_t barriers[2 * STAGES_MAX + 2];
+                uint32_t splits, float *sums) {
+    extern __shared__ __align__(128) uint4 many_memory[]; // stages
+    __shared__ __align__(8) uint64_t barriers[2 * STAGES_MAX];
     using Stage = many_stage<F, N, WM>;
     kernel_comes();
-    const uint32_t warp = threadIdx.x / 32, rows_at = blockIdx.x / ranks;
+    const uint32_t warp = threadIdx.x / 32, rows_at = blockIdx.x / splits;
     const product_part &p = part_of_tile(a, blockIdx.y);
     const weight_view &w = p.w;
     const uint32_t column0 = (blockIdx.y - p.first) * Stage::COLUMNS,
@@ -383,34 +295,56 @@ __global__ void __launch_bounds__(WM *GROUP_THREADS + 32, blocks_together<N, WM>
          act.halves + (size_t)rows_at * w.pairs * 8 * N, act.units + (size_t)rows_at * runs * N,
          min(blocks_of(w.n, COLUMN_TILES * TILE_OUTPUTS) - column0, (uint32_t)Stage::COLUMNS),
          w.pairs, w.quads, runs},
-        {ring, smem_at(barriers), smem_at(barriers + STAGES_MAX), stages, blockIdx.x % ranks, ranks,
-         0, 0},
+        {ring, smem_at(barriers), smem_at(barriers + STAGES_MAX), stages, blockIdx.x % splits,
+         splits, 0, 0},
         column0 * COLUMN_TILES * TILE_OUTPUTS,
         rows_at * N,
         a.rows,
-        (float *)(ring + stages),
-        smem_at(barriers + 2 * STAGES_MAX),
-        smem_at(barriers + 2 * STAGES_MAX + 1)};
-    if (threadIdx.x == 0) {
-        barrier_init(b.ready, ranks);
-        barrier_init(b.read, ranks);
+        sums + ((size_t)rows_at * runs * gridDim.y + blockIdx.y) * (WM * GROUP_OUTPUTS * N),
+        (size_t)gridDim.y * (WM * GROUP_OUTPUTS * N)};
+    if (threadIdx.x == 0)
         b.ring.init();
-    }
     __syncthreads();
-    if (ranks > 1)
-        cluster_meets();
     if (warp == 4 * WM) {
         if (starts_copies())
             b.ring.fill(b.m);
         return;
     }
     kernel_waits();
-    if (ranks > 1)
-        b.multiply_together(warp);
+    if (splits > 1)
+        b.multiply_split(warp);
     else
         b.multiply_alone(warp);
 }
 
-template <class F, int N, int WM> constexpr size_t many_sums_bytes() {
-    return N * many_block<F, N, WM>::PITCH * sizeof(float);
+// Adds the runs' sums of splits. grid: [N rows][SUMS_OUTPUTS outputs]. tile: a.part[].first counts
+// in so many outputs; outputs: of all blocks of many_kernel.
+template <int N>
+__global__ void __launch_bounds__(256)
+    sums_kernel(const __grid_constant__ product_args a, const float *sums, uint32_t tile,
+                uint32_t outputs) {
+    constexpr uint32_t EACH = (SUMS_OUTPUTS * N + 255) / 256;
+    __shared__ float turned[N][SUMS_OUTPUTS + 1];
+    kernel_begins();
+    const uint32_t first = blockIdx.y * SUMS_OUTPUTS;
+    const product_part &p = part_of_tile(a, first / tile);
+    const uint32_t runs = blocks_of(p.w.pairs, RUN_PAIRS), output0 = first - p.first * tile;
+    const float *from = sums + ((size_t)blockIdx.x * runs * outputs + first) * N + threadIdx.x;
+    float total[EACH] = {};
+#pragma unroll 4
+    for (uint32_t run = 0; run < runs; run++)
+#pragma unroll
+        for (uint32_t i = 0; i < EACH; i++)
+            total[i] += from[(size_t)run * outputs * N + i * 256];
+#pragma unroll
+    for (uint32_t i = 0; i < EACH; i++) {
+        const uint32_t at = i * 256 + threadIdx.x;
+        turned[at % N][at / N] = total[i];
+    }
+    __syncthreads();
+    const uint32_t output = output0 + threadIdx.x % SUMS_OUTPUTS;
+    for (uint32_t row = threadIdx.x / SUMS_OUTPUTS; row < N; row += 256 / SUMS_OUTPUTS)
+        if (output < p.w.n && blockIdx.x * N + row < a.rows)
+            put_output(p, (size_t)(blockIdx.x * N + row) * p.w.n + output, output,
+                       sum_of_runs(turned[row][threadIdx.x % SUMS_OUTPUTS]));
 }

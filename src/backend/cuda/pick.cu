@@ -15,11 +15,16 @@
 //        v
 //     restore_kernel         the logits as they were; the token's own
 //
-// Candidates are the tokens from a threshold on: PICK_NEAR below the largest, or so far down that
-// the first K are among them (K: top_k, at_least or n_top). The K-th largest of the blocks' largest
-// logits is such a threshold, since K blocks have one each that is not below it. They are sorted in
-// shared memory. If they are more than fit there, or a walk comes to their end, the pick is left to
-// the host (token -1).
+// Candidates are the tokens from a threshold on, so far down that a walk does not come to their
+// end:
+//
+//     top_k, n_top   the K-th largest of the blocks' largest logits: K blocks have one each that is
+//                    not below it
+//     min_p          a little below the least logit that it keeps, and at_least as above
+//     top_p alone    PICK_NEAR below the largest
+//
+// They are sorted in shared memory. If they are more than fit there, the threshold is raised; if a
+// walk comes to their end after all, the pick is left to the host (token -1).
 //
 // Sums of doubles have the order of sampler.c: four chains, or one after the other in one thread.
 #include <math_constants.h>
@@ -35,6 +40,7 @@ enum {
     WARP = 32,
     WARPS = 8, // of the other blocks
     CANDIDATES = 2048,
+    TRIES = 5,       // of thresholds
     LOG_PART = 1024, // logits of a block of log_sums_kernel: sampler_logprobs' PART
 };
 
@@ -215,19 +221,36 @@ struct pick_room {
     uint32_t n;
 };
 
-// The first k of a pick's peaks, and those PICK_NEAR below the largest, are not below this.
-__device__ float threshold_of(const pick_args &a, pick_room *r, const float *peaks, float max,
-                              uint32_t k) {
+// No more than the k-th largest logit; -inf if there are fewer blocks.
+__device__ float kth_peak(const pick_args &a, pick_room *r, const float *peaks, float max,
+                          uint32_t k) {
+    if (k <= 1)
+        return max;
     if (k > a.blocks)
         return -CUDART_INF_F;
-    if (k <= 1)
-        return max - PICK_NEAR;
     for (uint32_t b = threadIdx.x; b < a.blocks; b += THREADS)
         r->keys[b] = key_of(peaks[b], b);
     sort_keys(r->keys, a.blocks);
     const float kth = logit_of(r->keys[k - 1]);
     __syncthreads();
-    return fminf(max - PICK_NEAR, kth);
+    return kth;
+}
+
+// Below it exp(logit - max) is less than min_p, whatever the rounding.
+__device__ __forceinline__ float least_of(float max, float min_p) {
+    return max + logf(min_p) - 0.01f;
+}
+
+__device__ float threshold_of(const pick_args &a, const dev_pick &p, pick_room *r,
+                              const float *peaks, float max) {
+    float from = -CUDART_INF_F; // all of them
+    if (a.vocab <= CANDIDATES)
+        return from;
+    if (p.top_k < a.vocab)
+        from = kth_peak(a, r, peaks, max, p.top_k);
+    if (p.min_p > 0)
+        from = fmaxf(from, fminf(least_of(max, p.min_p), kth_peak(a, r, peaks, max, p.at_least)));
+    return p.top_p > 0 ? fmaxf(from, max - PICK_NEAR) : from;
 }
 
 // The candidates from a threshold on, in order. False: they are too many.
@@ -255,6 +278,19 @@ __device__ bool find_candidates(const pick_args &a, pick_room *r, const float *r
     return true;
 }
 
+// The same from a higher threshold, *from, until they fit. False: they do not.
+__device__ bool find_fewer(const pick_args &a, pick_room *r, const float *row, const float *peaks,
+                           float max, float *from) {
+    if (*from == -CUDART_INF_F && a.vocab > CANDIDATES)
+        *from = max - PICK_NEAR;
+    for (int tries = 0; tries < TRIES; tries++) {
+        if (find_candidates(a, r, row, peaks, *from))
+            return true;
+        *from = max - (max - *from) / 2;
+    }
+    return false;
+}
+
 // ---- log-probabilities -----------------------------------------------------------------------
 
 __global__ void __launch_bounds__(THREADS) top_kernel(const pick_args a) {
@@ -268,8 +304,8 @@ __global__ void __launch_bounds__(THREADS) top_kernel(const pick_args a) {
     picked *out = &a.out[blockIdx.x];
     bool found = true;
     if (p.n_top > 0) {
-        const float from = threshold_of(a, &r, peaks, max, (uint32_t)p.n_top);
-        found = find_candidates(a, &r, row_of(a, p), peaks, from) && r.n >= (uint32_t)p.n_top;
+        float from = kth_peak(a, &r, peaks, max, (uint32_t)p.n_top);
+        found = find_fewer(a, &r, row_of(a, p), peaks, max, &from) && r.n >= (uint32_t)p.n_top;
         for (uint32_t i = threadIdx.x; found && i < (uint32_t)p.n_top; i += THREADS) {
             out->logs.ids[i] = (int32_t)id_of(r.keys[i]);
             out->logs.values[i] = logit_of(r.keys[i]);
@@ -374,13 +410,14 @@ __device__ int32_t draw_of_all(const pick_args &a, const dev_pick &p, pick_room 
 }
 
 // walk of sampler.c: how many of the candidates stay; 0: it comes to their end. Weights are
-// exp(logit - max).
-__device__ uint32_t walk(const pick_args &a, const dev_pick &p, const pick_room *r, double mass) {
+// exp(logit - max). few: tokens after the last candidate weigh less than min_p.
+__device__ uint32_t walk(const pick_args &a, const dev_pick &p, const pick_room *r, double mass,
+                         bool few) {
     double before = 0;
     uint32_t kept = 0;
     while (kept < a.vocab && kept < p.top_k) {
         if (kept == r->n)
-            return 0;
+            return kept > 0 && (before >= mass || (few && kept >= p.at_least)) ? kept : 0;
         const double w = r->weights[kept];
         if (kept > 0 && (before >= mass || (w < (double)p.min_p && kept >= p.at_least)))
             break;
@@ -393,11 +430,8 @@ __device__ uint32_t walk(const pick_args &a, const dev_pick &p, const pick_room 
 __device__ int32_t draw_filtered(const pick_args &a, const dev_pick &p, pick_room *r,
                                  const float *row, const float *peaks, float max) {
     __shared__ uint32_t kept;
-    uint32_t first = p.min_p > 0 ? p.at_least : 0;
-    if (p.top_k < a.vocab && p.top_k > first)
-        first = p.top_k;
-    const float from = threshold_of(a, r, peaks, max, first);
-    if (!find_candidates(a, r, row, peaks, from))
+    float from = threshold_of(a, p, r, peaks, max);
+    if (!find_fewer(a, r, row, peaks, max, &from))
         return -1;
     for (uint32_t i = threadIdx.x; i < r->n; i += THREADS)
         r->weights[i] = exp_lane((double)logit_of(r->keys[i]) - (double)max);
@@ -411,7 +445,7 @@ __device__ int32_t draw_filtered(const pick_args &a, const dev_pick &p, pick_roo
                 all += sums[i];
             mass = all * (double)p.top_p;
         }
-        kept = walk(a, p, r, mass);
+        kept = walk(a, p, r, mass, p.min_p > 0 && from <= least_of(max, p.min_p));
     }
     __syncthreads();
     const uint32_t n = kept;
