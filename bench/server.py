@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """server.py MODE PORT ...: drives a chat server on loopback and prints what it measured.
 
-    chats PORT NAME              16 clients that share a system prompt of 2,000 tokens, 5 turns each
+    chats PORT NAME [N]          16 (N) clients that share a system prompt of 2,000 tokens, 5 turns
+                                 each
     streams PORT PID PROMPT N    16 streams at once, 4 answers of N tokens at most each; CPU of the
                                  server's threads per token
     idle PORT PID N              N connections that have had an answer each; growth of the server
@@ -118,7 +119,7 @@ async def run_client(port, i, figures):
     connection = Connection(port)
     await connection.open()
     for turn in range(TURNS):
-        messages.append({"role": "user", "content": ASKS[turn].format(TOPICS[i])})
+        messages.append({"role": "user", "content": ASKS[turn].format(TOPICS[i % len(TOPICS)])})
         try:
             text = await run_turn(connection, messages, figures[turn])
         except Exception as e:  # counted; the other clients continue
@@ -134,13 +135,13 @@ def percentile(values, p):
     return values[min(len(values) - 1, int(p * len(values)))] if values else float("nan")
 
 
-async def run_chats(port, name):
+async def run_chats(port, name, clients):
     figures = [{"first": [], "prompt": [], "tokens": 0, "errors": 0} for _ in range(TURNS)]
     warm = Connection(port)
     await warm.open()
     await warm.answer("POST", "/v1/completions", {"model": "m", "prompt": "Hi", "max_tokens": 2})
     begun = time.monotonic()
-    await asyncio.gather(*(run_client(port, i, figures) for i in range(CLIENTS)))
+    await asyncio.gather(*(run_client(port, i, figures) for i in range(clients)))
     took = time.monotonic() - begun
     first = [t for f in figures for t in f["first"]]
     later = [t for f in figures[1:] for t in f["first"]]
@@ -246,7 +247,7 @@ async def run_idle(port, pid, n):
 def main():
     mode, rest = sys.argv[1], sys.argv[2:]
     if mode == "chats":
-        asyncio.run(run_chats(int(rest[0]), rest[1]))
+        asyncio.run(run_chats(int(rest[0]), rest[1], int(rest[2]) if rest[2:] else CLIENTS))
     elif mode == "streams":
         asyncio.run(run_streams(int(rest[0]), int(rest[1]), rest[2], int(rest[3])))
     elif mode == "idle":

@@ -155,7 +155,7 @@ typedef struct kvasir_context_options {
     /* If not NULL, formats, max_kv_size and kv_keep are those of this file instead of the fields
      * above; keys are not centred, and there is no exact start. */
     const kvasir_prompt_cache *like;
-    uint32_t prefill_chunk; /* most tokens of a step, up to 4096; 0: the backend's best */
+    uint32_t prefill_chunk; /* most tokens of a step, up to 4096; 0: 128 on a CPU, 2048 on a GPU */
     /* Snapshots of recurrent layers are kept every so many tokens (whole pages); 0: none. In an
      * engine they are what prefix hits need, and 0 means every 1024. */
     uint32_t snapshot_tokens;
@@ -165,7 +165,7 @@ typedef struct kvasir_context_options {
     const char *device;   /* "cpu", "cuda", "cuda:N"; "auto": a GPU if there is one */
 } kvasir_context_options;
 KVASIR_API void kvasir_context_init(kvasir_context_options *options, size_t struct_size);
-/* kv_bits "8,4", kv_keep 4, prefill_chunk 512, act_bits 8, others "auto" or 0. */
+/* kv_bits "8,4", kv_keep 4, act_bits 8, others "auto" or 0. */
 static inline kvasir_context_options kvasir_context_defaults(void) {
     kvasir_context_options options;
     kvasir_context_init(&options, sizeof options);

@@ -65,7 +65,7 @@ typedef struct kvasir_engine_options {
 } kvasir_engine_options;
 KVASIR_API void kvasir_engine_init(kvasir_engine_options *options, size_t struct_size,
                                    size_t context_size);
-/* kvasir_context_defaults but prefill_chunk 128, 75 %, 32 running, 1024 waiting, 256 tokens. */
+/* kvasir_context_defaults, 75 %, 32 running, 1024 waiting, 256 tokens. */
 static inline kvasir_engine_options kvasir_engine_defaults(void) {
     kvasir_engine_options options;
     kvasir_engine_init(&options, sizeof options, sizeof options.context);

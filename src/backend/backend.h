@@ -262,7 +262,7 @@ struct backend_info {
     /* Workers among whom the sequences of a batch are divided, in order, so that their order can
      * balance the load. 1: order makes no difference. */
     uint32_t workers;
-    uint32_t rows_good;       /* a step with more rows is no faster per row */
+    uint32_t rows_good;       /* a step with more rows is hardly faster per row; up to 4096 */
     uint32_t rows_max;        /* of a step */
     int act_bits;             /* of activations in a matmul with quantized weights: 8 or 16 */
     uint32_t logit_rows;      /* rows whose logits are computed at a time */

@@ -238,9 +238,8 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
              "calibrate put next to the model, else off"}
 #define DEVICE_OPTIONS(type, context)                                                              \
     {.name = "--prefill-chunk", .alias = "--prefill-step-size", .value = "N",                      \
-     .kind = OPTION_U32, .min = 1, .max = 4096,                                                    \
-     .offset = offsetof(type, context.prefill_chunk),                                              \
-     .help = "maximum tokens evaluated in one step"},                                              \
+     .kind = OPTION_U32, .max = 4096, .offset = offsetof(type, context.prefill_chunk),             \
+     .help = "maximum tokens evaluated in one step; 0: 128 on a CPU, 2048 on a GPU"},              \
     {.name = "--device", .value = "D", .kind = OPTION_TEXT,                                        \
      .offset = offsetof(type, context.device),                                                     \
      .help = "what to compute on: cpu, cuda or cuda:N (a GPU; needs a build with CUDA), or auto: " \

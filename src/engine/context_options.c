@@ -220,7 +220,6 @@ static const kvasir_context_options DEFAULTS = {.struct_size = sizeof(kvasir_con
                                                 .kv_bits = "8,4",
                                                 .key_centre = "auto",
                                                 .kv_keep = 4,
-                                                .prefill_chunk = 512,
                                                 .cpu_tier = "auto",
                                                 .act_bits = 8,
                                                 .device = "auto"};

@@ -25,10 +25,6 @@
 
 /* ---- options --------------------------------------------------------------------------------- */
 
-/* A new request waits for the current step and its prompts, so steps are small. That costs prompts
- * nothing that can be measured (docs/speed.md, "The server against llama-server"). */
-enum { STEP_TOKENS = 128 };
-
 static const struct sized_struct SIZED_ENGINE = {
     .name = "kvasir_engine_options",
     .maker = "kvasir_engine_defaults()",
@@ -41,10 +37,8 @@ _Static_assert(offsetof(kvasir_engine_options, cache_dir) - sizeof(kvasir_contex
                "later fields begin here at the earliest (struct_size.h)");
 
 static kvasir_engine_options engine_defaults(void) {
-    kvasir_context_options context = kvasir_context_defaults();
-    context.prefill_chunk = STEP_TOKENS;
     return (kvasir_engine_options){.struct_size = sizeof(kvasir_engine_options),
-                                   .context = context,
+                                   .context = kvasir_context_defaults(),
                                    .cache_memory_percent = 75,
                                    .max_running = 32,
                                    .max_waiting = 1024,

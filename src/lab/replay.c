@@ -66,7 +66,7 @@ lab_simulate_options lab_simulate_defaults(void) {
                                   .budget_percent = 100,
                                   .max_running = engine.max_running,
                                   .max_waiting = engine.max_waiting,
-                                  .prefill_chunk = context.prefill_chunk,
+                                  .prefill_chunk = 512,
                                   .policy = policy_name(POLICY_SHORTEST),
                                   .disk_bandwidth = 5e9,
                                   .remote_bandwidth = 1.25e9,

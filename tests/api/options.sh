@@ -84,7 +84,7 @@ g '--logit-bias: "5: 1" at place 1 is not' -m x -p a --logit-bias '5: 1'
 g '--logit-bias: "5:1;6:1" at place 1 is not' -m x -p a --logit-bias '5:1;6:1'
 g '--logit-bias: "99999999999:1" at place 1 is not' -m x -p a --logit-bias 99999999999:1
 g '--stop: the text is not UTF-8 at byte 1' -m x -p a --stop good --stop $'a\xff'
-g '--prefill-chunk: 0 is out of range' -m x --prefill-chunk 0
+g '--prefill-chunk: -1 is out of range' -m x --prefill-chunk -1
 g '--prefill-chunk: 4097 is out of range' -m x --prefill-chunk 4097
 g '--seed: "-1"' -m x -p a --seed -1
 g '--stop: the text is empty' -m x -p a --stop ''

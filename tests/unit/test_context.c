@@ -263,7 +263,8 @@ static void test_files_know_their_rope(void **state) {
 static void test_wide_steps(void **state) {
     (void)state;
     kvasir_model *m = open_wide(64), *wide = open_wide(65536);
-    const kvasir_context_options o = kvasir_context_defaults();
+    kvasir_context_options o = kvasir_context_defaults();
+    o.prefill_chunk = 512;
     kvasir_context *ctx = context_of(m, o), *narrow = context_of(wide, o);
     assert_int_equal(ctx->options.prefill_chunk, 512);
     assert_int_equal(ctx->options.n_facts, 0);

@@ -33,7 +33,9 @@ static void cpu_destroy(struct backend *base) {
     mem_free(b);
 }
 
-/* LOGIT_ROWS: with a vocabulary of 150,000 tokens a row takes 600 KB of logits, and more rows at a
+/* ROWS_GOOD: a new request waits for the current step and its prompts, so steps are small. That
+ * costs prompts nothing that can be measured (docs/speed.md, "The server against llama-server").
+ * LOGIT_ROWS: with a vocabulary of 150,000 tokens a row takes 600 KB of logits, and more rows at a
  * time make the matmul no faster. */
 enum { ROWS_GOOD = 128, LOGIT_ROWS = 64 };
 
