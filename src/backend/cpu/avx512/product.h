@@ -120,6 +120,42 @@ struct panel_type {
     few_fn TIER(few_##name);
 PANEL_TYPES(DECLARE_TYPE)
 
+/* ---- passes: many rows ----------------------------------------------------------------------- */
+
+enum { PANELS = 2 }; /* that are multiplied with each row of activations */
+
+/* The weights of the next two panels: some lines of them are prefetched with each block that a tile
+ * multiplies, into L2, up to the end. While a panel is unpacked memory is busy with that one, while
+ * it is multiplied with nothing (docs/speed.md, "Prefetching while multiplying"). */
+struct ahead {
+    const char *at, *end;
+    uint32_t lines; /* a block and tile */
+};
+
+/* A pass of all rows of activations over a chunk of two panels. */
+struct pass {
+    const struct act_rows *a;
+    uint8_t *panel[PANELS]; /* both the same if there is only one; a pass may change them */
+    uint32_t b0, blocks;    /* of the chunk */
+    int32_t offset;         /* of the weights' bytes */
+    bool has_min;
+    __mmask16 lanes[PANELS]; /* outputs that are stored */
+    float *y[PANELS];        /* of row 0 and a panel's first lane */
+    size_t y_stride;
+    struct ahead ahead;
+};
+typedef void pass_fn(const struct pass *t);
+
+/* A product_fn. pass: what multiplies many rows; NULL: this tier's own. One of another tier may
+ * expect 8 bits and runs of 32, and gets rows as act_pack leaves them. */
+void TIER(product_by)(pass_fn *pass, const struct weight *w, uint32_t n0, uint32_t n1,
+                      const struct act_rows *a, float *y, size_t y_stride, void *scratch);
+
+ALWAYS_INLINE void prefetch_ahead(struct ahead *a) {
+    for (uint32_t l = 0; l < a->lines && a->at < a->end; l++, a->at += 64)
+        _mm_prefetch(a->at, _MM_HINT_T1);
+}
+
 /* ---- sums ------------------------------------------------------------------------------------ */
 
 /* Whether pairs of products with codes of wide types would overflow in dot4_u8s8. */

@@ -33,28 +33,6 @@
 enum {
     CHUNK = 48,    /* blocks of 640 or 768 bytes: 60 or 72 KiB for two panels, in L2 */
     TILE_ROWS = 6, /* x 2 panels: 12 sums and 12 accumulators */
-    PANELS = 2,
-};
-
-/* The weights of the next two panels: some lines of them are prefetched with each block that a tile
- * multiplies, into L2, up to the end. While a panel is unpacked memory is busy with that one, while
- * it is multiplied with nothing (docs/speed.md, "Prefetching while multiplying"). */
-struct ahead {
-    const char *at, *end;
-    uint32_t lines; /* a block and tile */
-};
-
-/* A pass of all rows of activations over a chunk of two panels. */
-struct pass {
-    const struct act_rows *a;
-    const uint8_t *panel[PANELS];
-    uint32_t b0, blocks; /* of the chunk */
-    int32_t offset;      /* of the weights' bytes */
-    bool has_min;
-    __mmask16 lanes[PANELS]; /* outputs that are stored */
-    float *y[PANELS];        /* of row 0 and a panel's first lane */
-    size_t y_stride;
-    struct ahead ahead;
 };
 
 /* ---- sums ------------------------------------------------------------------------------------ */
@@ -76,11 +54,6 @@ ALWAYS_INLINE void add_products(int rows, bool wide, const struct panel_block *c
             }
         }
     }
-}
-
-ALWAYS_INLINE void prefetch_ahead(struct ahead *a) {
-    for (uint32_t l = 0; l < a->lines && a->at < a->end; l++, a->at += 64)
-        _mm_prefetch(a->at, _MM_HINT_T1);
 }
 
 /* Where the sum of a run of activations starts: AVX512-2. */
@@ -169,8 +142,6 @@ ALWAYS_INLINE void tile(int rows, int runs, int planes, bool wide, const struct 
 
 /* ---- passes ---------------------------------------------------------------------------------- */
 
-typedef void pass_fn(const struct pass *t);
-
 /* Tiles of six rows; the last two are of equal size, or one more: a tile of one or two rows takes
  * about as long as one of four, since its sums wait for each other (docs/speed.md). */
 ALWAYS_INLINE void pass_rows(int runs, int planes, bool wide, const struct pass *t) {
@@ -242,6 +213,7 @@ static const struct panel_type *type_of(enum weight_type t) {
 /* What a call is about. */
 struct product {
     const struct panel_type *type;
+    pass_fn *pass; /* of many rows */
     const struct weight *w;
     const struct act_rows *a;
     int runs, planes;
@@ -345,7 +317,6 @@ static struct ahead ahead_of(const struct product *p, const uint8_t *next, uint3
 }
 
 static void product_panels(const struct product *p, void *scratch) {
-    pass_fn *pass = pass_of(p->runs, p->planes, p->type->wide);
     struct pass t = {
         .a = p->a, .offset = p->type->offset, .has_min = p->has_min, .y_stride = p->y_stride};
     for (uint32_t j = p->n0; j < p->n1; j += PANELS * OUTPUTS) {
@@ -365,7 +336,7 @@ static void product_panels(const struct product *p, void *scratch) {
             if (panels < PANELS)
                 t.panel[1] = t.panel[0], t.y[1] = t.y[0];
             t.ahead = ahead_of(p, rows[0].next, b, t.blocks);
-            pass(&t);
+            p->pass(&t);
         }
     }
 }
@@ -396,26 +367,29 @@ static void product_small(const struct product *p, void *scratch) {
                            .lanes = {first_lanes(p->n1) & ~first_lanes(p->n0), 0},
                            .y = {p->y - p->n0, p->y - p->n0},
                            .y_stride = p->y_stride};
-    pass_of(p->runs, p->planes, p->type->wide)(&t);
+    p->pass(&t);
 }
 
-static void product_codes(const struct weight *w, uint32_t n0, uint32_t n1,
-                          const struct act_rows *a, float *y, size_t y_stride, void *scratch) {
+void TIER(product_by)(pass_fn *pass, const struct weight *w, uint32_t n0, uint32_t n1,
+                      const struct act_rows *a, float *y, size_t y_stride, void *scratch) {
     const struct weight_traits *traits = weight_traits_of(w->type);
-    const struct product p = {.type = type_of(w->type),
-                              .w = w,
-                              .a = a,
-                              .runs = BLOCK / (int)traits->run_values,
-                              .planes = a->bits / 8,
-                              .has_min = traits->has_min,
-                              .row_bytes = weight_row_bytes(traits, w->k),
-                              .blocks = a->k / BLOCK,
-                              .n0 = n0,
-                              .n1 = n1,
-                              .y = y,
-                              .y_stride = y_stride};
+    struct product p = {.type = type_of(w->type),
+                        .pass = pass,
+                        .w = w,
+                        .a = a,
+                        .runs = BLOCK / (int)traits->run_values,
+                        .planes = a->bits / 8,
+                        .has_min = traits->has_min,
+                        .row_bytes = weight_row_bytes(traits, w->k),
+                        .blocks = a->k / BLOCK,
+                        .n0 = n0,
+                        .n1 = n1,
+                        .y = y,
+                        .y_stride = y_stride};
     ASSERT(n0 <= n1 && n1 <= w->n && a->k == w->k && a->rows > 0);
     ASSERT(a->bits == 8 || a->bits == 16);
+    if (!pass)
+        p.pass = pass_of(p.runs, p.planes, p.type->wide);
     if (w->n < OUTPUTS)
         product_small(&p, scratch);
     else if (a->rows == 1)
@@ -424,6 +398,11 @@ static void product_codes(const struct weight *w, uint32_t n0, uint32_t n1,
         product_few(&p, scratch);
     else
         product_panels(&p, scratch);
+}
+
+static void product_codes(const struct weight *w, uint32_t n0, uint32_t n1,
+                          const struct act_rows *a, float *y, size_t y_stride, void *scratch) {
+    TIER(product_by)(NULL, w, n0, n1, a, y, y_stride, scratch);
 }
 
 void TIER(set_products)(struct kernels *k) {
