@@ -160,7 +160,7 @@ typedef struct kvasir_context_options {
      * engine they are what prefix hits need, and 0 means every 1024. */
     uint32_t snapshot_tokens;
     int threads;          /* 0: one per core */
-    const char *cpu_tier; /* "auto", "ref", "avx2", "avx512", "avx512vnni", "neon", "neondot" */
+    const char *cpu_tier; /* "auto", or ref, avx2, avx512, avx512vnni, amx, neon, neondot */
     int act_bits;         /* 8 or 16: rounding of activations in quantized matmuls */
     const char *device;   /* "cpu", "cuda", "cuda:N"; "auto": a GPU if there is one */
 } kvasir_context_options;
@@ -320,7 +320,7 @@ KVASIR_API uint32_t kvasir_prompt_cache_tokens(const kvasir_prompt_cache *cache)
 typedef struct kvasir_prompt_cache_info {
     uint32_t tokens;
     int act_bits;          /* 0: unknown */
-    const char *tier;      /* cpu_tier; NULL: unknown. Valid until the file is closed */
+    const char *tier;      /* of its bits, as cpu_tier; NULL: unknown. Valid until it is closed */
     bool other_arithmetic; /* rows were computed or encoded by another version's arithmetic */
 } kvasir_prompt_cache_info;
 KVASIR_API void kvasir_prompt_cache_get_info(const kvasir_prompt_cache *cache,

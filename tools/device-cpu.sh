@@ -44,6 +44,7 @@ compile_all() { # PREFIX FLAGS FILE...: lines "object<TAB>command"
     compile_all avx2 "$avx2 -DKVASIR_AVX2" $cpu/simd/*.c $cpu/avx2/*.c
     compile_all avx512 "$avx512 -DKVASIR_AVX512" $cpu/simd/*.c $cpu/avx512/*.c
     compile_all vnni "$avx512 -mavx512vnni -DKVASIR_AVX512VNNI" $cpu/simd/*.c $cpu/avx512/*.c
+    compile_all amx "$avx512 -mavx512vnni -mamx-tile -mamx-int8 -DKVASIR_AVX512VNNI" $cpu/amx/*.c
     compile_all kcheck '-Itests/kcheck -Itests/support' tests/kcheck/*.c \
         tests/support/random_*.c
 } | xargs -P "$JOBS" -I{} sh -c '{}'

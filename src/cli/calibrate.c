@@ -27,7 +27,8 @@ static const struct option OPTIONS[] = {
     {.name = "--threads", .value = "N", .kind = OPTION_INT, ROW(threads), .shown = "one per core",
      .max = 1024, .help = "number of threads"},
     {.name = "--cpu-tier", .value = "TIER", .kind = OPTION_TEXT, ROW(cpu_tier), .initial = "auto",
-     .help = "highest instruction set to use: auto, ref, avx2, avx512, avx512vnni, neon, neondot"},
+     .help = "highest instruction set to use: auto, ref, avx2, avx512, avx512vnni, amx, neon, "
+             "neondot"},
     {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "print the results as one JSON "
                                                                "object"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),

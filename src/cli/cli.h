@@ -249,7 +249,7 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .help = "number of threads"},                                                                 \
     {.name = "--cpu-tier", .value = "TIER", .kind = OPTION_TEXT,                                   \
      .offset = offsetof(type, context.cpu_tier),                                                   \
-     .help = "highest instruction set to use: auto, ref, avx2, avx512, avx512vnni, neon, "         \
+     .help = "highest instruction set to use: auto, ref, avx2, avx512, avx512vnni, amx, neon, "    \
              "neondot"},                                                                           \
     {.name = "--act-bits", .value = "N", .kind = OPTION_INT, .min = 8, .max = 16,                  \
      .offset = offsetof(type, context.act_bits),                                                   \

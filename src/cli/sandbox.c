@@ -88,12 +88,14 @@ static const struct call OPENING[] = {
     CALL(open), CALL(openat), CALL(stat), CALL(newfstatat), CALL(statx), CALL(access),
     CALL(faccessat), CALL(faccessat2), CALL(fstatfs), END,
 };
+/* ARCH_REQ_XCOMP_PERM of asm/prctl.h, which exists on x86 only: the tiles of AMX (cpu_tier_have) */
+enum { REQUEST_STATE = 0x1023 };
 /* Opens models and starts engines, and ends them, while requests are answered. */
 static const struct call LOADING[] = {
     CALL(open), CALL(openat), CALL(stat), CALL(newfstatat), CALL(statx), CALL(access),
     CALL(faccessat), CALL(faccessat2), CALL(fstatfs), CALL(statfs), CALL(getdents64),
     CALL(readlink), CALL(readlinkat), CALL(fadvise64), CALL(mlock), CALL(mlock2), CALL(munlock),
-    CALL(mkdir), CALL(mkdirat), END,
+    CALL(mkdir), CALL(mkdirat), CALL_IF(arch_prctl, EQUAL(0, REQUEST_STATE)), END,
 };
 static const struct call REMOVING[] = {CALL(unlink), CALL(unlinkat), END};
 static const struct call STORING[] = {

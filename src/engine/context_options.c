@@ -204,7 +204,7 @@ static kvasir_status parse_tier(const char *text, enum cpu_tier *out, kvasir_err
         return KVASIR_OK;
     }
     return fail_field(err, KVASIR_ERR_ARGUMENT, "context.cpu_tier",
-                      "\"%.40s\" is not auto, ref, avx2, avx512, avx512vnni, neon or neondot",
+                      "\"%.40s\" is not auto, ref, avx2, avx512, avx512vnni, amx, neon or neondot",
                       text);
 }
 

@@ -12,12 +12,14 @@
  *                   tier have them)
  *     avx512        the same: 64                                       16
  *     avx512vnni    vpdpbusd: 64                                       16
+ *     amx           tdpbssd of whole tiles: 16,384                     16
  *     neon          smlal, smlal2: 16                                  fmla: 4
  *     neondot       sdot: 16                                           4
  *
  * The best of three passes counts. All passes take some tens of milliseconds: long enough that a
  * thread which starts late does not matter, short enough to be measured again beside every run.
- * Attention multiplies words in some tiers, which is half as fast: it cannot reach this peak.
+ * Attention multiplies words in some tiers, which is half as fast: it cannot reach this peak. On
+ * amx products cannot either: floats after each 32 inputs take longer than the tiles.
  */
 #include <string.h>
 #include <sys/mman.h>
@@ -95,6 +97,25 @@ MULTIPLY(codes_avx512, SIX_PAIRS("zmm"), 6 * 64)
 MULTIPLY(codes_vnni, TWELVE(THREE, "vpdpbusd", "zmm"), 12 * 64)
 MULTIPLY(floats_avx512, TWELVE(THREE, "vfmadd231ps", "zmm"), 12 * 16)
 
+/* Four tiles of sums; tiles 6 and 7 are multiplied. */
+static double codes_amx(uint32_t blocks) {
+    enum { ROWS = 16, BYTES = 64, TILES = 8, SUMS = 4 };
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } shapes = {.palette = 1};
+    for (int t = 0; t < TILES; t++)
+        shapes.rows[t] = ROWS, shapes.bytes[t] = BYTES;
+    __asm__ volatile("ldtilecfg %0\ntilezero %%tmm6\ntilezero %%tmm7\n" ::"m"(shapes));
+    for (uint32_t i = 0; i < blocks; i++)
+        __asm__ volatile(REPEAT(REPEATS) "tdpbssd %%tmm7,%%tmm6,%%tmm0\ntdpbssd %%tmm7,%%tmm6,"
+                                         "%%tmm1\ntdpbssd %%tmm7,%%tmm6,%%tmm2\n"
+                                         "tdpbssd %%tmm7,%%tmm6,%%tmm3\n.endr\n" ::);
+    __asm__ volatile("tilerelease" ::);
+    return (double)ROWS * ROWS * BYTES * SUMS * REPEATS * blocks;
+}
+
 static multiply_fn *multiply_of(enum cpu_tier tier, bool floats) {
     switch (tier) {
     case CPU_TIER_AVX2:
@@ -103,6 +124,8 @@ static multiply_fn *multiply_of(enum cpu_tier tier, bool floats) {
         return floats ? floats_avx512 : codes_avx512;
     case CPU_TIER_AVX512VNNI:
         return floats ? floats_avx512 : codes_vnni;
+    case CPU_TIER_AMX:
+        return floats ? floats_avx512 : codes_amx;
     default:
         return NULL;
     }

@@ -2,6 +2,7 @@
 /* Facts about the machine: clock, cores, available memory, instruction sets. */
 #define _GNU_SOURCE
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,9 +127,11 @@ uint64_t memory_resident_peak_bytes(void) {
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 /* The operating system must save the registers, else they are lost in the next context switch: XCR0
- * bits 1 and 2 for AVX; 5, 6 and 7 too for AVX-512. */
+ * bits 1 and 2 for AVX; 5, 6 and 7 too for AVX-512; 17 and 18 too for AMX. */
 static bool os_saves(unsigned bits) {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
@@ -138,23 +141,46 @@ static bool os_saves(unsigned bits) {
     return (low & bits) == bits;
 }
 
+/* Linux saves the 8 KiB of AMX's tiles for processes only that have asked for it; the threads that
+ * they have and will have may use tiles then. Asked once; a second time would do no harm. */
+static bool tiles_permitted(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    enum { UNKNOWN, PERMITTED, REFUSED };
+    static atomic_int answer;
+    int a = atomic_load(&answer);
+    if (a == UNKNOWN) {
+        a = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 ? PERMITTED
+                                                                                  : REFUSED;
+        atomic_store(&answer, a);
+    }
+    return a == PERMITTED;
+}
+
 bool cpu_tier_have(enum cpu_tier tier) {
     const unsigned avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL | bit_AVX512CD;
-    unsigned a, b, c, d, b7, c7;
+    const unsigned amx = 1u << 24 | 1u << 25; /* AMX-TILE, AMX-INT8; compilers disagree on names */
+    unsigned a, b, c, d, b7, c7, d7;
     if (tier == CPU_TIER_REF)
         return true;
 #ifdef KVASIR_ONLY_TIER /* option KVASIR_NATIVE of CMakeLists.txt */
-    if (tier != KVASIR_ONLY_TIER)
+    if (tier != KVASIR_ONLY_TIER &&
+        !(tier == CPU_TIER_AMX && KVASIR_ONLY_TIER == CPU_TIER_AVX512VNNI))
         return false;
 #endif
-    if (tier > CPU_TIER_AVX512VNNI || !os_saves(0x06) || !__get_cpuid(1, &a, &b, &c, &d) ||
-        !(c & bit_FMA) || !(c & bit_F16C) || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d) ||
+    if (tier > CPU_TIER_AMX || !os_saves(0x06) || !__get_cpuid(1, &a, &b, &c, &d) ||
+        !(c & bit_FMA) || !(c & bit_F16C) || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d7) ||
         !(b7 & bit_AVX2))
         return false;
     if (tier == CPU_TIER_AVX2)
         return true;
-    return os_saves(0xe6) && (b7 & avx512) == avx512 &&
-           (tier == CPU_TIER_AVX512 || (c7 & bit_AVX512VNNI));
+    if (!os_saves(0xe6) || (b7 & avx512) != avx512)
+        return false;
+    if (tier == CPU_TIER_AVX512)
+        return true;
+    if (!(c7 & bit_AVX512VNNI))
+        return false;
+    return tier == CPU_TIER_AVX512VNNI ||
+           ((d7 & amx) == amx && os_saves(0x600e6) && tiles_permitted());
 }
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
@@ -180,9 +206,13 @@ enum cpu_tier cpu_tier_detect(void) {
 }
 
 const char *cpu_tier_name(enum cpu_tier tier) {
-    static const char *const names[CPU_TIER_COUNT] = {"ref",        "avx2", "avx512",
-                                                      "avx512vnni", "neon", "neondot"};
+    static const char *const names[CPU_TIER_COUNT] = {"ref", "avx2", "avx512", "avx512vnni",
+                                                      "amx", "neon", "neondot"};
     return tier < CPU_TIER_COUNT ? names[tier] : "auto";
+}
+
+const char *cpu_tier_of_bits(const char *tier) {
+    return strcmp(tier, "amx") == 0 ? cpu_tier_name(CPU_TIER_AVX512VNNI) : tier;
 }
 
 const char *cpu_model_name(void) {

@@ -237,6 +237,7 @@ enum cpu_tier {
     CPU_TIER_AVX2,       /* AVX2, FMA, F16C */
     CPU_TIER_AVX512,     /* AVX-512 F, BW, DQ, VL, CD */
     CPU_TIER_AVX512VNNI, /* and VNNI */
+    CPU_TIER_AMX,        /* and AMX with 8-bit integers, which the system has to permit */
     CPU_TIER_NEON,       /* Armv8-A */
     CPU_TIER_NEONDOT,    /* and the dot products of Armv8.2-A */
     CPU_TIER_COUNT
@@ -244,6 +245,9 @@ enum cpu_tier {
 bool cpu_tier_have(enum cpu_tier tier); /* this machine and this build have it */
 enum cpu_tier cpu_tier_detect(void);    /* the best tier that it runs */
 const char *cpu_tier_name(enum cpu_tier tier);
+/* The tier, by name, that has the same bits: for "amx" "avx512vnni", otherwise the tier itself.
+ * What is stored names this one. */
+const char *cpu_tier_of_bits(const char *tier);
 const char *cpu_model_name(void);
 
 /* ---- threads (threads.c) --------------------------------------------------------------------- */

@@ -59,7 +59,7 @@ import functools, json, re, shlex, subprocess, sys
 path, root, machine = sys.argv[1:]
 branch = {"x86_64": "-fcf-protection=full", "aarch64": "-mbranch-protection=standard"}.get(machine)
 # kernels get no lengths from outside; CMakeLists.txt says why they go without the others
-KERNELS = re.compile(r"backend/cpu/(ref|simd|avx2|avx512|neon)/"
+KERNELS = re.compile(r"backend/cpu/(ref|simd|avx2|avx512|amx|neon)/"
                      r"|backend/cpu/centre\.c$|util/math\.c$")
 
 @functools.cache

@@ -78,6 +78,8 @@ static const char *const LARGE[] = {"SmolLM2-135M-Instruct.Q4_1.gguf",
 
 static const char *const TIERS[] = {"ref", "avx2", "avx512", "avx512vnni", "neon", "neondot"};
 enum { N_TIERS = sizeof TIERS / sizeof *TIERS };
+/* Tiers that have another's bits: its lines are compared with theirs, too. */
+static const struct { const char *tier, *of_bits; } SAME_BITS[] = {{"amx", "avx512vnni"}};
 
 static const char *folders[FOLDERS_MAX], *only_tier;
 static int n_folders;
@@ -155,7 +157,7 @@ static uint64_t run(kvasir_context *ctx, size_t vocab, int n, int decoded) {
 
 /* A refusal (of a format, a rotation) is part of the record: hash 0. */
 static void run_setting(const kvasir_model *model, const char *name, const char *tier,
-                        const struct setting *s, int act, int n, int decoded) {
+                        const char *of_bits, const struct setting *s, int act, int n, int decoded) {
     kvasir_error err;
     kvasir_context *ctx;
     kvasir_model_info info;
@@ -172,10 +174,10 @@ static void run_setting(const kvasir_model *model, const char *name, const char 
     o.cpu_tier = tier;
     o.act_bits = act;
     if (kvasir_context_create(model, &o, &ctx, &err) != KVASIR_OK) {
-        say_line(name, tier, s->name, act, 0);
+        say_line(name, of_bits, s->name, act, 0);
         return;
     }
-    say_line(name, tier, s->name, act, run(ctx, info.vocab, n, decoded));
+    say_line(name, of_bits, s->name, act, run(ctx, info.vocab, n, decoded));
     kvasir_context_destroy(ctx);
 }
 
@@ -198,7 +200,18 @@ static bool runs(const struct setting *s, const char *model, bool plain, bool re
     return who == EVERY_MODEL || (who == ONE_MODEL && strcmp(model, THE_MODEL) == 0);
 }
 
-/* plain: weights of bf16, where act_bits changes nothing. */
+/* plain: weights of bf16, where act_bits changes nothing. of_bits: the tier that lines name. */
+static void run_tier(const kvasir_model *model, const char *name, const char *tier,
+                     const char *of_bits, bool plain, bool large) {
+    if ((only_tier && strcmp(only_tier, tier) != 0) || !have_tier(model, tier))
+        return;
+    const bool ref = strcmp(tier, TIERS[0]) == 0;
+    for (int s = 0; s < N_SETTINGS; s++)
+        for (int act = plain ? 16 : 8; act <= 16 && runs(&SETTINGS[s], name, plain, ref); act += 8)
+            run_setting(model, name, tier, of_bits, &SETTINGS[s], act, large ? 4 : PROMPT,
+                        large ? 2 : DECODED);
+}
+
 static void run_model(const char *path, const char *name, bool plain, bool large) {
     kvasir_error err;
     kvasir_model *model;
@@ -206,15 +219,10 @@ static void run_model(const char *path, const char *name, bool plain, bool large
         say_line(name, "-", "refused", 0, 0); /* kvasir_convert's result for some experts */
         return;
     }
-    for (int t = 0; t < N_TIERS; t++) {
-        if ((only_tier && strcmp(only_tier, TIERS[t]) != 0) || !have_tier(model, TIERS[t]))
-            continue;
-        for (int s = 0; s < N_SETTINGS; s++)
-            for (int act = plain ? 16 : 8; act <= 16 && runs(&SETTINGS[s], name, plain, t == 0);
-                 act += 8)
-                run_setting(model, name, TIERS[t], &SETTINGS[s], act, large ? 4 : PROMPT,
-                            large ? 2 : DECODED);
-    }
+    for (int t = 0; t < N_TIERS; t++)
+        run_tier(model, name, TIERS[t], TIERS[t], plain, large);
+    for (size_t t = 0; t < sizeof SAME_BITS / sizeof *SAME_BITS; t++)
+        run_tier(model, name, SAME_BITS[t].tier, SAME_BITS[t].of_bits, plain, large);
     kvasir_model_close(model);
 }
 
@@ -290,14 +298,6 @@ static struct {
     bool has[N_TIERS][N_SETTINGS];
 } found;
 
-/* The hash of our line that begins with `key`; NULL: none. */
-static const char *hash_here(const char *key) {
-    for (int i = 0; i < n_lines; i++)
-        if (strncmp(lines[i], key, strlen(key)) == 0)
-            return strrchr(lines[i], ' ') + 1;
-    return NULL;
-}
-
 static void note_setting(const char *tier, const char *setting) {
     for (int t = 0; t < N_TIERS; t++)
         for (int s = 0; s < N_SETTINGS; s++)
@@ -317,15 +317,19 @@ static bool compare_line(const char *line) {
         return true;
     }
     snprintf(key, sizeof key, "%s %s %s %s ", model, tier, setting, act);
-    const char *ours = hash_here(key);
-    if (!ours)
-        found.absent++;
-    else if (strcmp(ours, hash) == 0)
-        found.same++;
-    else {
-        printf("recorded %s%s %s\nhere     %s%s %s\n", key, versions, hash, key, VERSIONS, ours);
-        found.other++;
+    bool here = false;
+    for (int i = 0; i < n_lines; i++) { /* of tiers with the same bits there are several */
+        if (strncmp(lines[i], key, strlen(key)) != 0)
+            continue;
+        const char *ours = strrchr(lines[i], ' ') + 1;
+        here = true;
+        found.same += strcmp(ours, hash) == 0;
+        found.other += strcmp(ours, hash) != 0;
+        if (strcmp(ours, hash) != 0)
+            printf("recorded %s%s %s\nhere     %s%s %s\n", key, versions, hash, key, VERSIONS,
+                   ours);
     }
+    found.absent += !here;
     return true;
 }
 

@@ -289,6 +289,6 @@ int main(int argc, char **argv) {
         return cmocka_run_group_tests(files, NULL, NULL);
     }
     const struct CMUnitTest tests[] = {TIER_TEST("ref"), TIER_TEST("avx2"), TIER_TEST("avx512"),
-                                       TIER_TEST("avx512vnni")};
+                                       TIER_TEST("avx512vnni"), TIER_TEST("amx")};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -292,6 +292,23 @@ static void score_invariance(const struct score_case *c, const float *got, size_
     }
 }
 
+/* Those of tokens that are live. */
+static void score_same_bits(const struct score_case *c, const struct query_rows *q,
+                            const float *got, size_t stride) {
+    if (!c->t->same)
+        return;
+    float *scores = plain((size_t)c->rows * TILE_TOKENS * sizeof *scores);
+    call_score(kv_format_exact(c->l->format) ? c->t->same->score_exact : c->t->same->score_affine,
+               c->l, c->tile, q, scores, TILE_TOKENS);
+    for (uint32_t row = 0; row < c->rows; row++)
+        for (uint32_t t = 0; t < TILE_TOKENS; t++)
+            if (c->live[t])
+                check_that(memcmp(got + row * stride + t, scores + (size_t)row * TILE_TOKENS + t,
+                                  sizeof *got) == 0,
+                           "row %u, token %u: other bits than %s", row, t,
+                           cpu_tier_of_bits(c->t->name));
+}
+
 static void check_score_case(const struct tier *t, const struct tile_layout *l, uint32_t rows) {
     struct score_case c = {.t = t, .l = l, .rows = rows};
     uint32_t dim = l->head_dim, live_n = random_bits() & 1 ? TILE_TOKENS : random_below(65);
@@ -318,6 +335,7 @@ static void check_score_case(const struct tier *t, const struct tile_layout *l, 
     call_score(c.fn, l, c.tile, &packed, scores, stride);
     check_that(gaps_untouched(scores, rows, TILE_TOKENS, stride), "wrote between rows");
     compare_scores(&c, scores, stride);
+    score_same_bits(&c, &packed, scores, stride);
     score_invariance(&c, scores, stride);
     case_end();
 }
@@ -646,6 +664,19 @@ static void value_invariance(const struct value_case *c, const float *got, size_
     }
 }
 
+static void value_same_bits(const struct value_case *c, const float *got, size_t stride) {
+    const size_t dim = c->l->head_dim;
+    if (!c->t->same)
+        return;
+    float *out = plain(c->rows * dim * sizeof *out);
+    memcpy(out, c->before, c->rows * dim * sizeof *out);
+    call_value(kv_format_exact(c->l->format) ? c->t->same->value_exact : c->t->same->value_affine,
+               c->l, c->tile, c->p, c->p_stride, c->rows, out, dim);
+    for (size_t row = 0; row < c->rows; row++)
+        check_that(memcmp(got + row * stride, out + row * dim, dim * sizeof *out) == 0,
+                   "row %zu: other bits than %s", row, cpu_tier_of_bits(c->t->name));
+}
+
 static void check_value_case(const struct tier *t, const struct tile_layout *l, uint32_t rows) {
     struct value_case c = {.t = t, .l = l, .rows = rows};
     uint32_t dim = l->head_dim;
@@ -671,6 +702,7 @@ static void check_value_case(const struct tier *t, const struct tile_layout *l, 
     call_value(c.fn, l, c.tile, p, c.p_stride, rows, out, stride);
     check_that(gaps_untouched(out, rows, dim, stride), "wrote between rows");
     compare_values(&c, out, stride);
+    value_same_bits(&c, out, stride);
     value_invariance(&c, out, stride);
     case_end();
 }

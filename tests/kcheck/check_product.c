@@ -246,14 +246,14 @@ static void compare_outputs(const struct product_case *c, const float *got, size
 }
 
 /* Packs rows of x and runs outputs [n0, n1) into fresh guarded memory, all inputs read-only. */
-static float *run_product(const struct product_case *c, const float *x, uint32_t rows, uint32_t n0,
-                          uint32_t n1, size_t stride) {
+static float *run_product(const struct product_case *c, const struct kernels *kernels,
+                          const float *x, uint32_t rows, uint32_t n0, uint32_t n1, size_t stride) {
     uint32_t k = c->w.k;
     struct act_rows a = {.x = x, .rows = rows, .k = k, .bits = c->bits};
     if (c->traits->run_values > 0) { /* float types read only x */
         a = act_buffers(x, rows, k, c->bits, guarded);
         for (uint32_t row = 0; row < rows; row++)
-            call_act_pack(c->t->k.act_pack, &a, row);
+            call_act_pack(kernels->act_pack, &a, row);
         freeze(a.codes);
         freeze(a.scale);
         freeze(a.sum);
@@ -261,7 +261,7 @@ static float *run_product(const struct product_case *c, const float *x, uint32_t
         freeze(a.codes_sum16);
     }
     float *y = guarded(((rows - 1) * stride + (n1 - n0)) * sizeof *y);
-    call_product(c->t->k.product[weight_index(c->w.type)], &c->w, n0, n1, &a, y, stride,
+    call_product(kernels->product[weight_index(c->w.type)], &c->w, n0, n1, &a, y, stride,
                  guarded(product_scratch_bytes(k)));
     check_that(gaps_untouched(y, rows, n1 - n0, stride), "wrote between rows");
     return y;
@@ -278,7 +278,7 @@ static void product_invariance(const struct product_case *c, const float *got, s
         n = start == 0 ? 1 : 1 + random_below(c->rows - start);
         uint32_t m0 = c->n0 + random_below(c->n1 - c->n0);
         uint32_t m1 = part == 1 ? m0 + 1 : m0 + 1 + random_below(c->n1 - m0);
-        const float *y = run_product(c, turned + (size_t)start * k, n, m0, m1, m1 - m0);
+        const float *y = run_product(c, &c->t->k, turned + (size_t)start * k, n, m0, m1, m1 - m0);
         for (uint32_t i = 0; i < n; i++)
             check_that(
                 memcmp(y + (size_t)i * (m1 - m0), got + order[start + i] * stride + (m0 - c->n0),
@@ -286,6 +286,16 @@ static void product_invariance(const struct product_case *c, const float *got, s
                 "row %u: other bits among %u rows and outputs %u..%u than among %u and %u..%u",
                 order[start + i], n, m0, m1, c->rows, c->n0, c->n1);
     }
+}
+
+static void product_same_bits(const struct product_case *c, const float *got, size_t stride) {
+    const size_t n = c->n1 - c->n0;
+    if (!c->t->same)
+        return;
+    const float *y = run_product(c, c->t->same, c->x, c->rows, c->n0, c->n1, n);
+    for (size_t row = 0; row < c->rows; row++)
+        check_that(memcmp(got + row * stride, y + row * n, n * sizeof *y) == 0,
+                   "row %zu: other bits than %s", row, cpu_tier_of_bits(c->t->name));
 }
 
 static void check_product_case(struct product_case *c, uint32_t way, uint32_t k) {
@@ -305,8 +315,9 @@ static void check_product_case(struct product_case *c, uint32_t way, uint32_t k)
     freeze(x);
     c->x = x;
     size_t stride = c->n1 - c->n0 + (random_bits() & 1) * random_below(40);
-    const float *y = run_product(c, x, c->rows, c->n0, c->n1, stride);
+    const float *y = run_product(c, &c->t->k, x, c->rows, c->n0, c->n1, stride);
     compare_outputs(c, y, stride);
+    product_same_bits(c, y, stride);
     product_invariance(c, y, stride);
     case_end();
 }

@@ -95,6 +95,12 @@ int main(int argc, char **argv) {
             continue;
         }
         kernels_select(&t.k, (enum cpu_tier)i);
+        struct kernels same;
+        const char *of_bits = cpu_tier_of_bits(t.name);
+        if (strcmp(of_bits, t.name) != 0) {
+            kernels_select(&same, tier_of(of_bits));
+            t.same = &same;
+        }
         if (o.bench) {
             bench_tier(&t);
             continue;

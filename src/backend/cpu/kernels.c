@@ -11,10 +11,14 @@ void kernels_select(struct kernels *k, enum cpu_tier tier) {
 #if defined(KVASIR_REF_ONLY)    /* tools/opcheck.sh: the reference for another backend */
 #elif defined(KVASIR_ONLY_TIER) /* option KVASIR_NATIVE of CMakeLists.txt */
         [KVASIR_ONLY_TIER] = KVASIR_ONLY_INIT,
+#if defined(KVASIR_AMX_TOO)
+        [CPU_TIER_AMX] = amx_kernels_init,
+#endif
 #elif defined(__x86_64__)
         [CPU_TIER_AVX2] = avx2_kernels_init,
         [CPU_TIER_AVX512] = avx512_kernels_init,
         [CPU_TIER_AVX512VNNI] = avx512vnni_kernels_init,
+        [CPU_TIER_AMX] = amx_kernels_init,
 #elif defined(__aarch64__)
         [CPU_TIER_NEON] = neon_kernels_init,
         [CPU_TIER_NEONDOT] = neondot_kernels_init,

@@ -214,6 +214,7 @@ void kernels_init_ref(struct kernels *k);
 void avx2_kernels_init(struct kernels *k);
 void avx512_kernels_init(struct kernels *k);
 void avx512vnni_kernels_init(struct kernels *k);
+void amx_kernels_init(struct kernels *k);
 void neon_kernels_init(struct kernels *k);
 void neondot_kernels_init(struct kernels *k);
 /* The table for a tier (at most what the machine has; CPU_TIER_COUNT: the best). */

@@ -5,11 +5,12 @@
  * A tier is one object library (CMakeLists.txt): all files of simd/ and of one folder of
  * instructions, compiled with the tier's flags and one definition:
  *
- *     avx2         avx2/     KVASIR_AVX2
- *     avx512       avx512/   KVASIR_AVX512
- *     avx512vnni   avx512/   KVASIR_AVX512VNNI
- *     neon         neon/     KVASIR_NEON
- *     neondot      neon/     KVASIR_NEONDOT
+ *     avx2         simd/, avx2/     KVASIR_AVX2
+ *     avx512       simd/, avx512/   KVASIR_AVX512
+ *     avx512vnni   simd/, avx512/   KVASIR_AVX512VNNI
+ *     amx          amx/             KVASIR_AVX512VNNI: that tier's kernels but for its own
+ *     neon         simd/, neon/     KVASIR_NEON
+ *     neondot      simd/, neon/     KVASIR_NEONDOT
  *
  * Nothing of a tier runs before cpu_tier_detect has found its instructions on this machine.
  *
