@@ -258,7 +258,7 @@ struct backend_limits {
 struct backend_info {
     char name[96];    /* for people: "NVIDIA H200, sm_90, 132 SMs" */
     const char *kind; /* "cpu", "cuda", "null"; with equal kinds, tiers and act_bits, equal bits */
-    const char *tier; /* of its kernels: "avx2", "sm_90" */
+    const char *tier; /* of its kernels: "avx2", "sm_90"; equal ones by cpu_tier_of_bits */
     /* Workers among whom the sequences of a batch are divided, in order, so that their order can
      * balance the load. 1: order makes no difference. */
     uint32_t workers;

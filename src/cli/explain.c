@@ -284,7 +284,7 @@ void warn_prompt_cache(const kvasir_prompt_cache *cache, const char *path,
                 "warning: %s was computed with --act-bits %d, this run uses %d: its answers are "
                 "not those of the whole prompt\n",
                 path, file.act_bits, info->act_bits);
-    if (file.tier && strcmp(file.tier, info->cpu_tier) != 0)
+    if (file.tier && strcmp(file.tier, cpu_tier_of_bits(info->cpu_tier)) != 0)
         fprintf(stderr,
                 "warning: %s was computed on tier %.31s, this run uses %s: its logits differ by "
                 "rounding from those of the whole prompt\n",

@@ -148,10 +148,11 @@ void arithmetic_version(char out[32]) {
 }
 
 void arithmetic_of(const struct kvasir_context *c, struct arithmetic *out) {
-    ASSERT(strlen(c->device.tier) < sizeof out->tier);
+    const char *tier = cpu_tier_of_bits(c->device.tier);
+    ASSERT(strlen(tier) < sizeof out->tier);
     snprintf(out->act_bits, sizeof out->act_bits, "%d", c->device.act_bits);
     arithmetic_version(out->version);
-    snprintf(out->tier, sizeof out->tier, "%s", c->device.tier);
+    snprintf(out->tier, sizeof out->tier, "%s", tier);
 }
 
 static bool put_centres(struct text_buf *b, const struct key_centre *c) {

@@ -341,7 +341,7 @@ kvasir_status context_identity(const struct kvasir_context *c, struct tier_key c
     const bool good =
         fingerprint_put_context(&b, c, digits) &&
         text_printf(&b, "kvasir identity 1\nbackend %s tier %s\nmodel arithmetic %d\n",
-                    c->device.kind, c->device.tier, MODEL_ARITHMETIC_VERSION) &&
+                    c->device.kind, cpu_tier_of_bits(c->device.tier), MODEL_ARITHMETIC_VERSION) &&
         text_printf(&b, "page of %d tokens\ngroups %u state %" PRIu64 "\n", (int)TILE_TOKENS,
                     c->n_groups, model_state_bytes(m)) &&
         put_groups(&b, c) && put_places(&b, m);

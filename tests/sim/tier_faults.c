@@ -93,11 +93,12 @@ static kvasir_model *open_changed(struct temp_folder *t, bool weights) {
     return open_model(folder);
 }
 
-/* The best instruction set but one; the best one if there is no other. */
+/* The best instruction set that has other bits; the best one if there is no other. */
 static const char *other_tier(const struct restarts_model *m) {
     for (int tier = CPU_TIER_COUNT - 1; tier > 0; tier--)
         if (cpu_tier_have((enum cpu_tier)tier) &&
-            strcmp(cpu_tier_name((enum cpu_tier)tier), m->ctx->device.tier) != 0)
+            strcmp(cpu_tier_of_bits(cpu_tier_name((enum cpu_tier)tier)),
+                   cpu_tier_of_bits(m->ctx->device.tier)) != 0)
             return cpu_tier_name((enum cpu_tier)tier);
     return "ref";
 }

@@ -447,6 +447,11 @@ static void test_settings_without_effect(void **state) {
     need_equal(key, of_options(m, o), true, "budget");
     o = base, o.prefill_chunk = 17;
     need_equal(key, of_options(m, o), true, "chunk");
+    o = base, o.cpu_tier = "avx512vnni";
+    if (cpu_tier_have(CPU_TIER_AMX)) /* which base runs on */
+        need_equal(key, of_options(m, o), true, "a tier of the same bits");
+    assert_string_equal(cpu_tier_of_bits("amx"), "avx512vnni");
+    assert_string_equal(cpu_tier_of_bits("avx2"), "avx2");
     o = base, o.ctx = 512;
     need_equal(key, of_options(m, o), true, "ctx");
     o = base, o.snapshot_tokens = 64;
