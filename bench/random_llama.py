@@ -5,14 +5,15 @@ Python alone, so that a machine with a GPU and little else can write its own.
 
     random_llama.py OUT.gguf [LAYERS [SHAPE]]
 
-SHAPE is 8b, or 0.6b: the layers of Qwen3-0.6B (no norms of heads), with a vocabulary of 8,192, so
-that a few of its layers cost what they cost in the whole model.
+SHAPE is 8b; 4b: Qwen3-4B (no norms of heads); or 0.6b: the layers of Qwen3-0.6B (likewise), with a
+vocabulary of 8,192, so that a few of its layers cost what they cost in the whole model.
 """
 import os
 import struct
 import sys
 
-SHAPES = {"8b": (4096, 32, 8, 128, 14336, 128256, 32), "0.6b": (1024, 16, 8, 128, 3072, 8192, 28)}
+SHAPES = {"8b": (4096, 32, 8, 128, 14336, 128256, 32), "4b": (2560, 32, 8, 128, 9728, 151936, 36),
+          "0.6b": (1024, 16, 8, 128, 3072, 8192, 28)}
 SHAPE = sys.argv[3] if len(sys.argv) > 3 else "8b"
 WIDTH, HEADS, KV_HEADS, HEAD, INNER, VOCAB, LAYERS = SHAPES[SHAPE]
 LAYERS, CONTEXT = int(sys.argv[2]) if len(sys.argv) > 2 else LAYERS, 262144
