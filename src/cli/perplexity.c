@@ -2,20 +2,14 @@
 /* perplexity.c: `kvasir perplexity`, how well a model predicts a text when it reads everything
  * through its cache, and how far that is from another run.
  *
- *     the text's ids, tokenized at once:   | w ids | w ids | ...   no overlap, from the start
- *     (a vocabulary that adds BOS:     BOS | w - 1 | BOS | w - 1 | ...)
- *
- *     one window:      id0   id1   id2  ...  id(w-2)   id(w-1)
- *                        \     \     \                                                            \
- *     predictions:       nll0  nll1  nll2 ...  nll(w-2)          w - 1 of them, id(w-1) is not run
- *
- * Each window is a new sequence; a token attends only to stored bytes, including its own.
+ * text_windows.h has how the text is cut. Each window is a new sequence; a token attends only to
+ * stored bytes, including its own.
  *
  * A base file (--save-base) is safetensors: "ids" I32 [windows, w], "logits" F32 [windows, w-1,
  * vocab], in the order they were computed. It may be many GB: it is written and read row by row.
  * A run against it (--base) must cut the same windows of the same ids; it may cut fewer.
  */
-#include "cli.h"
+#include "text_windows.h"
 
 #include <errno.h>
 #include <math.h>
@@ -35,12 +29,7 @@ struct perplexity_args {
 static const struct option OPTIONS[] = {
     MODEL_OPTION(struct perplexity_args),
     LOAD_OPTIONS(struct perplexity_args, load),
-    {.name = "--file", .alias = "-f", .value = "TEXT", .kind = OPTION_TEXT, ROW(file),
-     .required = true, .help = "file with the text, read as bytes; - is standard input"},
-    {.name = "--window", .value = "N", .kind = OPTION_U32, ROW(window), .initial = "1024",
-     .min = 2, .max = 1 << 24, .help = "tokens in a window"},
-    {.name = "--windows", .value = "N", .kind = OPTION_U32, ROW(windows), .initial = "16",
-     .max = 1 << 24, .help = "number of windows, from the start of the text; 0: all"},
+    TEXT_WINDOW_OPTIONS(struct perplexity_args, file, window, windows, "16"),
     CACHE_OPTIONS(struct perplexity_args),
     {.name = "--save-base", .value = "FILE", .kind = OPTION_TEXT, ROW(save_base),
      .help = "write all logits, so that other runs can be compared with them"},
@@ -75,13 +64,10 @@ struct run {
     kvasir_model *model;
     kvasir_model_info info;
     kvasir_context *ctx;
-    int32_t *text_ids; /* [n_text_ids], kvasir_free */
-    size_t n_text_ids;
-    int32_t bos; /* -1: windows have none */
-    uint32_t windows;
+    struct text_windows text;
     int32_t *ids;      /* [window], the current window */
     uint32_t n_window; /* its number */
-    size_t done;       /* predictions so far: nll, kl [windows * (window - 1)] */
+    size_t done;       /* predictions so far: nll, kl [text.n * (window - 1)] */
     double *nll, *kl;  /* kl NULL without --base */
     uint64_t same_top;
     struct out_file base_out, nll_out;
@@ -90,67 +76,15 @@ struct run {
     int code; /* of a failure inside a callback, which printed an error */
 };
 
-/* ---- the text -------------------------------------------------------------------------------- */
-
-/* Whether the vocabulary adds a BOS: what it puts before the ids of some text. */
-static int find_bos(struct run *r) {
-    int32_t *plain = NULL, *special = NULL;
-    size_t n_plain = 0, n_special = 0;
-    kvasir_error err;
-    const kvasir_tokenizer *t = kvasir_model_tokenizer(r->model);
-    int code = EXIT_GOOD;
-    r->bos = -1;
-    if (kvasir_tokenize(t, "a", 1, 0, &plain, &n_plain, &err) ||
-        kvasir_tokenize(t, "a", 1, KVASIR_TOKENIZE_ADD_SPECIAL, &special, &n_special, &err))
-        code = library_error(&COMMAND, &err);
-    else if (n_special > n_plain && n_plain > 0 && special[0] != plain[0])
-        r->bos = special[0];
-    kvasir_free(plain);
-    kvasir_free(special);
-    return code;
-}
-
-static int read_ids(struct run *r) {
-    char *text = NULL;
-    size_t len;
-    int code = read_text(&COMMAND, "-f", r->a->file, &text, &len);
-    if (!code && len == 0)
-        code = run_error(&COMMAND, "-f: %s: the text is empty", r->a->file);
-    kvasir_error err;
-    if (!code && kvasir_tokenize(kvasir_model_tokenizer(r->model), text, len, 0, &r->text_ids,
-                                 &r->n_text_ids, &err))
-        code = library_error(&COMMAND, &err);
-    free(text);
-    return code ? code : find_bos(r);
-}
-
-static uint32_t ids_per_window(const struct run *r) {
-    return r->bos >= 0 ? r->a->window - 1 : r->a->window;
-}
-
-static int settle_windows(struct run *r) {
-    size_t there = r->n_text_ids / ids_per_window(r);
-    if (there == 0)
-        return run_error(&COMMAND, "-f: %s has %zu tokens, one window needs %u", r->a->file,
-                         r->n_text_ids, ids_per_window(r));
-    r->windows = r->a->windows && r->a->windows < there ? r->a->windows : (uint32_t)there;
-    if (r->windows < r->a->windows && !r->a->quiet)
-        fprintf(stderr, "note:   the text has %u windows of %u tokens, not %u\n", r->windows,
-                r->a->window, r->a->windows);
-    size_t n = (size_t)r->windows * (r->a->window - 1);
+/* Arrays of all predictions. */
+static int make_arrays(struct run *r) {
+    size_t n = (size_t)r->text.n * (r->a->window - 1);
     r->ids = malloc(r->a->window * sizeof *r->ids);
     r->nll = malloc(n * sizeof *r->nll);
     r->kl = r->a->base ? malloc(n * sizeof *r->kl) : NULL;
     if (!r->ids || !r->nll || (r->a->base && !r->kl))
         return run_error(&COMMAND, "out of memory for %zu predictions", n);
     return EXIT_GOOD;
-}
-
-static void take_window(struct run *r, uint32_t number, int32_t *ids) {
-    uint32_t n = ids_per_window(r), at = 0;
-    if (r->bos >= 0)
-        ids[at++] = r->bos;
-    memcpy(ids + at, r->text_ids + (size_t)number * n, n * sizeof *ids);
 }
 
 /* ---- the base file --------------------------------------------------------------------------- */
@@ -161,11 +95,11 @@ static int start_base_out(struct run *r) {
                                  r->a->cache.options.kv_bits);
     st_add_metadata(&h, metadata);
     json_decref(metadata);
-    st_add(&h, "ids", ST_I32, (uint64_t[]){r->windows, r->a->window}, 2);
-    st_add(&h, "logits", ST_F32, (uint64_t[]){r->windows, r->a->window - 1, r->info.vocab}, 3);
+    st_add(&h, "ids", ST_I32, (uint64_t[]){r->text.n, r->a->window}, 2);
+    st_add(&h, "logits", ST_F32, (uint64_t[]){r->text.n, r->a->window - 1, r->info.vocab}, 3);
     int code = out_write_header(&COMMAND, &r->base_out, &h);
-    for (uint32_t w = 0; w < r->windows && !code; w++) {
-        take_window(r, w, r->ids);
+    for (uint32_t w = 0; w < r->text.n && !code; w++) {
+        text_windows_take(&r->text, w, r->ids);
         code = out_write(&COMMAND, &r->base_out, r->ids, r->a->window * sizeof *r->ids);
     }
     return code;
@@ -181,16 +115,16 @@ static int check_base_shape(struct run *r, const uint64_t ids[2], const uint64_t
     if (logits[0] != ids[0] || logits[1] != ids[1] - 1)
         return run_error(&COMMAND, "--base: %s: its ids and logits do not fit each other",
                          r->a->base);
-    if (ids[0] < r->windows)
+    if (ids[0] < r->text.n)
         return usage_error(&COMMAND, "--base: %s has %llu windows, this run has %u (--windows)",
-                           r->a->base, (unsigned long long)ids[0], r->windows);
+                           r->a->base, (unsigned long long)ids[0], r->text.n);
     return EXIT_GOOD;
 }
 
 static int check_base_ids(struct run *r) {
-    for (uint32_t w = 0; w < r->windows; w++) {
+    for (uint32_t w = 0; w < r->text.n; w++) {
         size_t bytes = r->a->window * sizeof *r->ids;
-        take_window(r, w, r->ids);
+        text_windows_take(&r->text, w, r->ids);
         if (memcmp(r->ids, r->base.ids + w * bytes, bytes) != 0)
             return usage_error(&COMMAND,
                                "--base: %s was saved for another text or tokenizer: window %u "
@@ -289,8 +223,8 @@ static double mean_of(const double *x, size_t n) {
 static void print_window(const struct run *r, double seconds) {
     size_t n = r->a->window - 1;
     double here = mean_of(r->nll + r->done - n, n), all = mean_of(r->nll, r->done);
-    fprintf(stderr, "window %u of %u: ppl %.4f, so far %.4f", r->n_window + 1, r->windows,
-            exp(here), exp(all));
+    fprintf(stderr, "window %u of %u: ppl %.4f, so far %.4f", r->n_window + 1, r->text.n, exp(here),
+            exp(all));
     if (r->kl)
         fprintf(stderr, ", KL %.6f", mean_of(r->kl, r->done));
     fprintf(stderr, ", %.1f s\n", seconds);
@@ -302,9 +236,9 @@ static int run_window(struct run *r, uint32_t number) {
     if (kvasir_seq_create(r->ctx, &seq, &err))
         return library_error(&COMMAND, &err);
     r->n_window = number;
-    take_window(r, number, r->ids);
+    text_windows_take(&r->text, number, r->ids);
     char what[32];
-    snprintf(what, sizeof what, "window %u of %u", number + 1, r->windows);
+    snprintf(what, sizeof what, "window %u of %u", number + 1, r->text.n);
     progress_start(&r->progress, r->a->quiet ? NULL : what, r->a->window - 1, "tokens");
     double start = clock_seconds();
     kvasir_eval_options eval = {.struct_size = sizeof(kvasir_eval_options),
@@ -331,74 +265,53 @@ static int run_window(struct run *r, uint32_t number) {
 
 /* ---- figures --------------------------------------------------------------------------------- */
 
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Linear interpolation between the two nearest ranks, as in numpy; sorted [n]. */
-static double quantile(const double *sorted, size_t n, double q) {
-    double at = q * (double)(n - 1);
-    size_t low = (size_t)at, high = low + 1 < n ? low + 1 : low;
-    return sorted[low] + (at - (double)low) * (sorted[high] - sorted[low]);
-}
-
 struct figures {
-    double nll_mean, nll_error; /* error: standard error of the mean */
-    double kl_mean, kl_median, kl_p99, kl_p999, kl_max, same_top;
+    lab_summary nll, kl;
+    double same_top;
     uint64_t token_bytes, token_bytes16;
 };
 
+/* Sorts the run's values. */
 static struct figures figures_of(struct run *r) {
-    size_t n = r->done;
     kvasir_context_info info;
     kvasir_context_get_info(r->ctx, &info);
-    struct figures f = {.nll_mean = mean_of(r->nll, n),
+    struct figures f = {.nll = lab_summarize(r->nll, r->done),
                         .token_bytes = info.kv_bytes_per_token,
                         .token_bytes16 = info.kv_bytes_per_token16};
-    double squares = 0;
-    for (size_t i = 0; i < n; i++)
-        squares += (r->nll[i] - f.nll_mean) * (r->nll[i] - f.nll_mean);
-    f.nll_error = n > 1 ? sqrt(squares / (double)(n - 1) / (double)n) : 0;
-    if (!r->kl)
-        return f;
-    f.kl_mean = mean_of(r->kl, n);
-    qsort(r->kl, n, sizeof *r->kl, compare_doubles);
-    f.kl_median = quantile(r->kl, n, 0.5);
-    f.kl_p99 = quantile(r->kl, n, 0.99);
-    f.kl_p999 = quantile(r->kl, n, 0.999);
-    f.kl_max = r->kl[n - 1];
-    f.same_top = (double)r->same_top / (double)n;
+    if (r->kl) {
+        f.kl = lab_summarize(r->kl, r->done);
+        f.same_top = (double)r->same_top / (double)r->done;
+    }
     return f;
 }
 
 static int print_json(const struct run *r, const struct figures *f) {
     json_t *o = json_object();
-    put_real(o, "ppl", exp(f->nll_mean));
-    put_real(o, "nll_mean", f->nll_mean);
+    put_real(o, "ppl", exp(f->nll.mean));
+    put_real(o, "nll_mean", f->nll.mean);
     put_whole(o, "tokens", r->done);
     put_whole(o, "kv_bytes_per_token", f->token_bytes);
     if (r->kl) {
-        put_real(o, "kld_mean", f->kl_mean);
-        put_real(o, "kld_median", f->kl_median);
-        put_real(o, "kld_p99", f->kl_p99);
-        put_real(o, "kld_p999", f->kl_p999);
-        put_real(o, "kld_max", f->kl_max);
+        put_real(o, "kld_mean", f->kl.mean);
+        put_real(o, "kld_median", f->kl.median);
+        put_real(o, "kld_p99", f->kl.p99);
+        put_real(o, "kld_p999", f->kl.p999);
+        put_real(o, "kld_max", f->kl.max);
         put_real(o, "same_top", f->same_top);
     }
     return json_print(&COMMAND, o);
 }
 
 static int print_text(const struct run *r, const struct figures *f) {
-    double ppl = exp(f->nll_mean);
-    printf("perplexity   %.4f +- %.4f over %zu predictions\n", ppl, ppl * f->nll_error, r->done);
-    printf("mean loss    %.6f nats\n", f->nll_mean);
+    double ppl = exp(f->nll.mean);
+    printf("perplexity   %.4f +- %.4f over %zu predictions\n", ppl, ppl * f->nll.error, r->done);
+    printf("mean loss    %.6f nats\n", f->nll.mean);
     printf("cache        %llu bytes a token (16-bit: %llu, %.2fx)\n",
            (unsigned long long)f->token_bytes, (unsigned long long)f->token_bytes16,
            ratio((double)f->token_bytes16, (double)f->token_bytes));
     if (r->kl) {
         printf("KL from base mean %.6g, median %.6g, 99 %% %.6g, 99.9 %% %.6g, max %.6g\n",
-               f->kl_mean, f->kl_median, f->kl_p99, f->kl_p999, f->kl_max);
+               f->kl.mean, f->kl.median, f->kl.p99, f->kl.p999, f->kl.max);
         printf("same top     %.2f %%\n", 100 * f->same_top);
     }
     return finish_output(&COMMAND);
@@ -406,7 +319,7 @@ static int print_text(const struct run *r, const struct figures *f) {
 
 static int write_nll(struct run *r) {
     struct st_header h = {0};
-    st_add(&h, "nll", ST_F32, (uint64_t[]){r->windows, r->a->window - 1}, 2);
+    st_add(&h, "nll", ST_F32, (uint64_t[]){r->text.n, r->a->window - 1}, 2);
     int code = out_write_header(&COMMAND, &r->nll_out, &h);
     for (size_t i = 0; i < r->done && !code;) {
         float x[1024];
@@ -436,9 +349,10 @@ static int open_all(struct run *r) {
     if (kvasir_model_open_with(r->a->model, &r->a->load, &r->model, &err))
         return library_error(&COMMAND, &err);
     kvasir_model_get_info(r->model, &r->info);
-    int code = read_ids(r);
+    int code = text_windows_read(&COMMAND, r->model, r->a->file, r->a->window, r->a->windows,
+                                 r->a->quiet, &r->text);
     if (!code)
-        code = settle_windows(r);
+        code = make_arrays(r);
     if (code)
         return code;
     kvasir_context_options options = cache_args_options(&r->a->cache);
@@ -460,7 +374,7 @@ static int perplexity(struct run *r) {
     int code = open_outputs(r);
     if (!code)
         code = open_all(r);
-    for (uint32_t w = 0; w < r->windows && !code; w++)
+    for (uint32_t w = 0; w < r->text.n && !code; w++)
         code = run_window(r, w);
     code = model_unchanged(&COMMAND, r->model, code);
     if (!code && r->base_out.open)
@@ -487,7 +401,7 @@ int perplexity_main(int argc, char **argv) {
     free(r.ids);
     free(r.nll);
     free(r.kl);
-    kvasir_free(r.text_ids);
+    text_windows_free(&r.text);
     kvasir_context_destroy(r.ctx);
     kvasir_model_close(r.model);
     return code;

@@ -76,6 +76,13 @@ lab_divergence lab_compare_logits(const float *p, const float *q, uint32_t vocab
 /* -ln p(target) */
 double lab_nll(const float *logits, uint32_t vocab, int32_t target);
 
+/* What n > 0 values are like. Between two ranks quantiles are interpolated, as numpy does. */
+typedef struct lab_summary {
+    double mean, error; /* error: the mean's standard error, of independent values; 0 if n is 1 */
+    double median, p99, p999, max;
+} lab_summary;
+lab_summary lab_summarize(double *values, size_t n); /* sorts them */
+
 /* ---- speed -------------------------------------------------------------------------------- */
 
 /* The middle value, or the mean of the two in the middle. n > 0; values keep their order. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* measure.c: how far one distribution is from another, and what a cache format costs in bytes,
- * error and time. Pure functions of their arguments.
+/* measure.c: how far one distribution is from another, what many such distances are like, and what
+ * a cache format costs in bytes, error and time. Pure functions of their arguments.
  *
  * lab_kv_bench walks a cache tile by tile, so it holds only one tile of float rows, whatever the
  * size of the cache:
@@ -18,6 +18,7 @@
  * Not measured: errors of attention over the tiles. Perplexity shows their effect.
  */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/engine.h"
@@ -84,6 +85,37 @@ lab_divergence lab_compare_logits(const float *p, const float *q, uint32_t vocab
         .nll_q = in_range ? nll_of(max_q, sum_q, q[target]) : (double)NAN,
         .same_top = top_p == top_q,
     };
+}
+
+/* ---- many values ----------------------------------------------------------------------------- */
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double quantile(const double *sorted, size_t n, double q) {
+    double at = q * (double)(n - 1);
+    size_t low = (size_t)at, high = low + 1 < n ? low + 1 : low;
+    return sorted[low] + (at - (double)low) * (sorted[high] - sorted[low]);
+}
+
+lab_summary lab_summarize(double *values, size_t n) {
+    ASSERT(n > 0);
+    lab_summary s = {0};
+    double squares = 0;
+    for (size_t i = 0; i < n; i++)
+        s.mean += values[i];
+    s.mean /= (double)n;
+    for (size_t i = 0; i < n; i++)
+        squares += (values[i] - s.mean) * (values[i] - s.mean);
+    s.error = n > 1 ? m_sqrt(squares / (double)(n - 1) / (double)n) : 0;
+    qsort(values, n, sizeof *values, compare_doubles);
+    s.median = quantile(values, n, 0.5);
+    s.p99 = quantile(values, n, 0.99);
+    s.p999 = quantile(values, n, 0.999);
+    s.max = values[n - 1];
+    return s;
 }
 
 /* ---- normal numbers -------------------------------------------------------------------------- */

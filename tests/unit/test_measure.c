@@ -78,6 +78,32 @@ static void test_divergence_edges(void **state) {
     assert_true(isnan(lab_compare_logits(P, Q, 3, 7).nll_p));
 }
 
+/* ---- many values ----------------------------------------------------------------------------- */
+
+static void test_summary(void **state) {
+    (void)state;
+    /* of 0 .. 1000 in another order: ranks are the values */
+    enum { N = 1001 };
+    static double x[N];
+    for (int i = 0; i < N; i++)
+        x[i] = (double)(i * 10 % N);
+    lab_summary s = lab_summarize(x, N);
+    assert_true(s.mean == 500 && s.median == 500 && s.max == 1000);
+    assert_true(near(s.p99, 990, 1e-9) && near(s.p999, 999, 1e-9));
+    /* the variance of n numbers in a row is n (n + 1) / 12 */
+    assert_true(near(s.error, sqrt(1002.0 / 12), 1e-9));
+    assert_true(x[0] == 0 && x[1] == 1 && x[N - 1] == 1000);
+    /* between ranks: 0.99 of the way from the first of two to the second */
+    double two[2] = {5, 1};
+    s = lab_summarize(two, 2);
+    assert_true(s.mean == 3 && s.median == 3 && s.max == 5 && near(s.p99, 4.96, 1e-12));
+    assert_true(near(s.error, 2, 1e-12));
+    double one[1] = {-2};
+    s = lab_summarize(one, 1);
+    assert_true(s.mean == -2 && s.median == -2 && s.p99 == -2 && s.p999 == -2 && s.max == -2);
+    assert_true(s.error == 0);
+}
+
 /* ---- bench-kv-cache -------------------------------------------------------------------------- */
 
 struct rows {
@@ -211,6 +237,7 @@ int main(void) {
         cmocka_unit_test(test_nll),
         cmocka_unit_test(test_divergence),
         cmocka_unit_test(test_divergence_edges),
+        cmocka_unit_test(test_summary),
         cmocka_unit_test(test_bench_bytes),
         cmocka_unit_test(test_bench_errors),
         cmocka_unit_test(test_bench_repeats),
