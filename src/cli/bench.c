@@ -7,6 +7,7 @@
  *     decode 64    8,4      8,192     1    115.01 ...   8.695   165.2 MiB  62 % (60 to 64) memory
  */
 #include "bench.h"
+#include "svg.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -56,37 +57,13 @@ static const struct command COMMAND = {
         "130). Exit codes: 0 success, 1 the run failed,\n2 wrong usage.",
 };
 
-/* ---- lists ----------------------------------------------------------------------------------- */
-
-static int compare_numbers(const void *a, const void *b) {
-    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* Rising, each once; without 0 if that means none. */
-static void settle_list(struct number_list *list, bool zero_is_none) {
-    size_t n = 0;
-    qsort(list->items, list->n, sizeof *list->items, compare_numbers);
-    for (size_t i = 0; i < list->n; i++) {
-        const uint32_t item = list->items[i];
-        if ((n == 0 || list->items[n - 1] != item) && (item != 0 || !zero_is_none))
-            list->items[n++] = item;
-    }
-    list->n = n;
-}
-
 static int settle_args(struct bench_args *a) {
-    if (a->bits.n == 0)
-        a->bits.items[a->bits.n++] = a->context.kv_bits;
-    if (a->bits.n > BENCH_FORMATS_MAX)
-        return usage_error(&COMMAND, "--kv-bits: more than %d formats", BENCH_FORMATS_MAX);
-    for (size_t i = 0; i < a->bits.n; i++)
-        for (size_t k = 0; k < i; k++)
-            if (strcmp(a->bits.items[i], a->bits.items[k]) == 0)
-                return usage_error(&COMMAND, "--kv-bits: %.40s is given twice", a->bits.items[i]);
-    settle_list(&a->depths, false);
-    settle_list(&a->prompts, true);
-    settle_list(&a->batches, true);
+    int code = kv_bits_settle(&COMMAND, &a->bits, a->context.kv_bits, BENCH_FORMATS_MAX);
+    if (code)
+        return code;
+    number_list_settle(&a->depths, false);
+    number_list_settle(&a->prompts, true);
+    number_list_settle(&a->batches, true);
     if (a->prompts.n == 0 && a->answer == 0)
         return usage_error(&COMMAND, "--prompt-tokens and --max-tokens: both are 0, so that there "
                                      "is nothing to measure");
@@ -97,13 +74,7 @@ static int settle_args(struct bench_args *a) {
 
 static int write_svg(const struct bench_results *r, struct out_file *out) {
     struct text_buf text = {0};
-    int code = bench_svg(r, &text) ? EXIT_GOOD : run_error(&COMMAND, "--svg: out of memory");
-    if (!code)
-        code = out_write(&COMMAND, out, text.data, text.len);
-    if (!code)
-        code = out_commit(&COMMAND, out);
-    text_free(&text);
-    return code;
+    return svg_write(&COMMAND, out, bench_svg(r, &text), &text);
 }
 
 static int bench(struct bench_args *a, kvasir_model **model, struct bench_results *r,

@@ -3,7 +3,6 @@
 #include "bench.h"
 
 #include <math.h>
-#include <string.h>
 
 static double step_bytes(const struct bench_row *row) {
     return (row->work.weight_bytes + row->work.cache_bytes) / row->work.steps;
@@ -20,27 +19,13 @@ static bool multiply_known(const struct bench_results *r) {
 
 /* ---- table ----------------------------------------------------------------------------------- */
 
-/* "8,192" */
-static const char *grouped(uint32_t n, char out[16]) {
-    if (n >= 1000000)
-        snprintf(out, 16, "%u,%03u,%03u", n / 1000000, n / 1000 % 1000, n % 1000);
-    else if (n >= 1000)
-        snprintf(out, 16, "%u,%03u", n / 1000, n % 1000);
-    else
-        snprintf(out, 16, "%u", n);
-    return out;
-}
-
 static void print_head(const struct bench_results *r) {
     const kvasir_context_info *info = &r->formats[0];
-    const bool gpu = strcmp(info->kind, "cpu") != 0;
-    char weights[24];
+    char weights[24], machine[MACHINE_BYTES];
     printf("model    %s: %s, %.1f M parameters, weights %s\n", r->name, r->model.arch,
            (double)r->model.parameters / 1e6, human_bytes((double)r->model.weight_bytes, weights));
-    printf("machine  %s, ", gpu ? info->device : cpu_model_name());
-    if (!gpu)
-        printf("%s, %d thread%s, ", info->cpu_tier, info->threads, info->threads == 1 ? "" : "s");
-    printf("activations %d bits, steps of %u\n", info->act_bits, info->prefill_chunk);
+    printf("machine  %s, activations %d bits, steps of %u\n", context_machine(info, machine),
+           info->act_bits, info->prefill_chunk);
     if (!r->known) {
         printf("ceiling  not known of a GPU\n");
         return;
@@ -65,7 +50,7 @@ static void print_row(const struct bench_results *r, const struct bench_row *row
                  row->memory ? "memory" : "multiply");
     }
     printf("%-12s %-9s %9s %5u %10.2f %9.2f %9.2f %9.3f %11s  %s\n", test, row->bits,
-           grouped(row->depth, depth), row->batch, speed.median, speed.least, speed.most,
+           grouped_number(row->depth, depth), row->batch, speed.median, speed.least, speed.most,
            ms_a_token(r, row), human_bytes(step_bytes(row), bytes), roofline);
 }
 
@@ -110,15 +95,8 @@ static void put_figure(json_t *o, const char *key, struct bench_figure f) {
 }
 
 static json_t *machine_json(const struct bench_results *r) {
-    const kvasir_context_info *info = &r->formats[0];
-    const bool gpu = strcmp(info->kind, "cpu") != 0;
     json_t *o = json_object();
-    put_text(o, "kind", info->kind);
-    put_text(o, "name", gpu ? info->device : cpu_model_name());
-    put_text(o, "tier", info->cpu_tier);
-    put_whole(o, "threads", (uint64_t)info->threads);
-    put_whole(o, "act_bits", (uint64_t)info->act_bits);
-    put_whole(o, "prefill_chunk", info->prefill_chunk);
+    put_machine(o, &r->formats[0]);
     json_object_set_new(o, "read_bytes_per_second", json_null());
     json_object_set_new(o, "multiply_adds_per_second", json_null());
     put_text(o, "multiply_kind", r->floats ? "float32" : "int8");

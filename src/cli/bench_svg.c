@@ -13,14 +13,9 @@
  *     | (the next panel)               |
  */
 #include "bench.h"
+#include "svg.h"
 
-#include <math.h>
-#include <string.h>
-
-enum { WIDTH = 720, HEAD = 70, PANEL = 230, LEFT = 64, RIGHT = 24, TOP = 30, BOTTOM = 40 };
-
-static const char *const COLOURS[BENCH_FORMATS_MAX] = {"#2a7ab8", "#c8553d", "#3f9b52", "#b8860b",
-                                                       "#8a63b5", "#2fa3a0", "#d0709a", "#7f8a93"};
+enum { HEAD = 70, PANEL = 230, LEFT = 64, RIGHT = 24, TOP = 30, BOTTOM = 40 };
 
 struct panel {
     const struct bench_results *r;
@@ -34,42 +29,22 @@ static bool in_panel(const struct panel *p, const struct bench_row *row) {
 }
 
 static double x_of(const struct panel *p, double depth) {
-    return LEFT + (p->deepest > 0 ? depth / p->deepest : 0.5) * (WIDTH - LEFT - RIGHT);
+    return LEFT + (p->deepest > 0 ? depth / p->deepest : 0.5) * (SVG_WIDTH - LEFT - RIGHT);
 }
 
 static double y_of(const struct panel *p, double speed) {
     return p->top + PANEL - BOTTOM - speed / p->fastest * (PANEL - TOP - BOTTOM);
 }
 
-/* 1, 2 or 5 times a power of ten, so that about four of them make up `all`. */
-static double tick_of(double all) {
-    const double unit = pow(10, floor(log10(all / 4))), times = all / 4 / unit;
-    return unit * (times < 1.5 ? 1 : times < 3.5 ? 2 : times < 7.5 ? 5 : 10);
-}
-
-/* Text from outside. */
-static bool put_escaped(struct text_buf *out, const char *text) {
-    bool good = true;
-    for (; *text && good; text++) {
-        const char *entity = *text == '&'   ? "&amp;"
-                             : *text == '<' ? "&lt;"
-                             : *text == '>' ? "&gt;"
-                             : *text == '"' ? "&quot;"
-                                            : NULL;
-        good = entity ? text_printf(out, "%s", entity) : text_append(out, text, 1);
-    }
-    return good;
-}
-
 static bool put_grid(struct text_buf *out, const struct panel *p) {
-    const double tick = tick_of(p->fastest);
+    const double tick = svg_tick(p->fastest);
     bool good = true;
     for (double v = 0; v <= p->fastest * 1.0001 && good; v += tick)
-        good =
-            text_printf(out,
-                        "<line class=\"grid\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/>"
-                        "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n",
-                        LEFT, WIDTH - RIGHT, y_of(p, v), y_of(p, v), LEFT - 8, y_of(p, v) + 4, v);
+        good = text_printf(out,
+                           "<line class=\"grid\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/>"
+                           "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n",
+                           LEFT, SVG_WIDTH - RIGHT, y_of(p, v), y_of(p, v), LEFT - 8,
+                           y_of(p, v) + 4, v);
     for (size_t d = 0; d < p->r->a->depths.n && good; d++) {
         const uint32_t depth = p->r->a->depths.items[d];
         good = text_printf(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%u</text>\n",
@@ -82,7 +57,7 @@ static bool put_grid(struct text_buf *out, const struct panel *p) {
 static bool put_line(struct text_buf *out, const struct panel *p, size_t format) {
     struct text_buf path = {0};
     bool good =
-        text_printf(out, "<g stroke=\"%s\" fill=\"%s\">\n", COLOURS[format], COLOURS[format]);
+        text_printf(out, "<g stroke=\"%s\" fill=\"%s\">\n", svg_colour(format), svg_colour(format));
     for (size_t i = 0; i < p->r->n_rows && good; i++) {
         const struct bench_row *row = &p->r->rows[i];
         if (!in_panel(p, row) || row->format != format)
@@ -123,30 +98,14 @@ static bool put_panel(struct text_buf *out, struct panel *p) {
 }
 
 static bool put_head(struct text_buf *out, const struct bench_results *r, double height) {
-    const kvasir_context_info *info = &r->formats[0];
-    const bool gpu = strcmp(info->kind, "cpu") != 0;
-    bool good = text_printf(out,
-                            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %.0f\" "
-                            "font-family=\"sans-serif\" font-size=\"11\" role=\"img\" "
-                            "aria-label=\"tokens per second by depth\">\n"
-                            "<style>text{fill:#444}.grid{stroke:#8886}"
-                            "@media(prefers-color-scheme:dark){text{fill:#ccc}}</style>\n"
-                            "<text x=\"%d\" y=\"24\" font-size=\"15\">",
-                            WIDTH, height, LEFT) &&
-                put_escaped(out, r->name) && text_printf(out, ", ") &&
-                put_escaped(out, gpu ? info->device : cpu_model_name());
-    if (!gpu)
-        good = good && text_printf(out, ", %s, %d thread%s", info->cpu_tier, info->threads,
-                                   info->threads == 1 ? "" : "s");
-    good = good && text_printf(out, "</text>\n");
-    for (size_t f = 0; f < r->a->bits.n && good; f++) {
-        const double x = LEFT + 82 * (double)f;
-        good = text_printf(out,
-                           "<rect x=\"%.0f\" y=\"42\" width=\"12\" height=\"12\" rx=\"2\" "
-                           "fill=\"%s\"/><text x=\"%.0f\" y=\"52\">",
-                           x, COLOURS[f], x + 17) &&
-               put_escaped(out, r->a->bits.items[f]) && text_printf(out, "</text>\n");
-    }
+    char machine[MACHINE_BYTES];
+    bool good = svg_begin(out, height, "tokens per second by depth") &&
+                text_printf(out, "<text x=\"%d\" y=\"24\" font-size=\"15\">", LEFT) &&
+                svg_text(out, r->name) && text_printf(out, ", ") &&
+                svg_text(out, context_machine(&r->formats[0], machine)) &&
+                text_printf(out, "</text>\n");
+    for (size_t f = 0; f < r->a->bits.n && good; f++)
+        good = svg_key(out, LEFT + 82 * (double)f, 52, svg_colour(f), r->a->bits.items[f]);
     return good;
 }
 

@@ -2,8 +2,9 @@
 /* cli/: the program `kvasir`. One file per command on top of kvasir.h, and helpers:
  *
  *   main.c                                 finds the command; the only place that decides an exit
- *   generate.c  cache_prompt.c  cache_folder.c  batch.c  perplexity.c  bench.c  bench_kv_cache.c
- *   calibrate.c  demo.c  embed.c  info.c  tokenize.c  convert.c  simulate.c  grammar_check.c
+ *   generate.c  cache_prompt.c  cache_folder.c  batch.c  perplexity.c  bench.c
+ *   bench_kv_cache.c  calibrate.c  demo.c  embed.c  info.c  tokenize.c  convert.c  simulate.c
+ *   grammar_check.c
  *   serve.c                                the commands
  *   serve_X.c   parts of serve, with a header of their own, serve.h
  *   options.c   one table per command: reading flags
@@ -25,6 +26,7 @@
  *   interrupt.c Ctrl-C
  *   notify.c    messages to systemd
  *   bench_X.c   parts of bench, with a header of their own, bench.h
+ *   text_windows.c, svg.c  a text in windows, and plots; with headers of their own
  *   top.c, top_read.c, top_view.c  a running server's figures, with a header of their own, top.h
  *   sandbox.c   serve's access to files and system calls
  *
@@ -112,6 +114,9 @@ struct number_list {
     size_t n;
 };
 
+/* Rising, each once; without 0 if that means none. */
+void number_list_settle(struct number_list *list, bool zero_is_none);
+
 /* Any number; free() items. */
 struct word_list {
     const char **items; /* [n] */
@@ -195,6 +200,10 @@ struct cache_args {
 struct cache_args cache_args_defaults(void);
 /* options with the budget in bytes */
 kvasir_context_options cache_args_options(const struct cache_args *a);
+
+/* Formats of --kv-bits to compare; `one` if there are none. An error if there are more than `most`
+ * or if one is given twice. */
+int kv_bits_settle(const struct command *c, struct text_list *bits, const char *one, size_t most);
 
 /* The flags of every command that runs an engine. */
 struct engine_args {
@@ -359,11 +368,17 @@ int model_unchanged(const struct command *c, const kvasir_model *model, int code
 /* "10.8 MiB". buf holds at least 24 bytes; returns buf. */
 /* a / b; 0 if b is 0 */
 double ratio(double a, double b);
+/* "8,192"; returns out. */
+const char *grouped_number(uint32_t n, char out[16]);
+/* What a context computes on: "AMD EPYC, avx2, 2 threads". Returns out. */
+enum { MACHINE_BYTES = 192 };
+const char *context_machine(const kvasir_context_info *info, char out[MACHINE_BYTES]);
 
 void put_text(json_t *object, const char *key, const char *text); /* null for NULL */
 void put_whole(json_t *object, const char *key, uint64_t value);
 void put_real(json_t *object, const char *key, double value); /* null for NaN and infinities */
 void put_ids(json_t *object, const char *key, const int32_t *ids, size_t n);
+void put_machine(json_t *object, const kvasir_context_info *info); /* as context_machine */
 /* One object on one line of standard output, then frees it. */
 int json_print(const struct command *c, json_t *object);
 /* Flushes standard output; EXIT_RUN and a message if that failed. */

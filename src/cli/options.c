@@ -137,6 +137,24 @@ bool options_read(const struct command *c, int argc, char **argv, void *args, in
     return code == EXIT_GOOD;
 }
 
+/* ---- lists ----------------------------------------------------------------------------------- */
+
+static int compare_numbers(const void *a, const void *b) {
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+void number_list_settle(struct number_list *list, bool zero_is_none) {
+    size_t n = 0;
+    qsort(list->items, list->n, sizeof *list->items, compare_numbers);
+    for (size_t i = 0; i < list->n; i++) {
+        const uint32_t item = list->items[i];
+        if ((n == 0 || list->items[n - 1] != item) && (item != 0 || !zero_is_none))
+            list->items[n++] = item;
+    }
+    list->n = n;
+}
+
 /* ---- flags of the cache ---------------------------------------------------------------------- */
 
 struct cache_args cache_args_defaults(void) {
@@ -147,6 +165,18 @@ kvasir_context_options cache_args_options(const struct cache_args *a) {
     kvasir_context_options options = a->options;
     options.cache_bytes = a->cache_mib << 20;
     return options;
+}
+
+int kv_bits_settle(const struct command *c, struct text_list *bits, const char *one, size_t most) {
+    if (bits->n == 0)
+        bits->items[bits->n++] = one;
+    if (bits->n > most)
+        return usage_error(c, "--kv-bits: more than %zu formats", most);
+    for (size_t i = 0; i < bits->n; i++)
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(bits->items[i], bits->items[k]) == 0)
+                return usage_error(c, "--kv-bits: %.40s is given twice", bits->items[i]);
+    return EXIT_GOOD;
 }
 
 struct engine_args engine_args_defaults(void) {

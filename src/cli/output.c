@@ -54,6 +54,31 @@ double ratio(double a, double b) {
     return b > 0 ? a / b : 0;
 }
 
+const char *grouped_number(uint32_t n, char out[16]) {
+    if (n >= 1000000)
+        snprintf(out, 16, "%u,%03u,%03u", n / 1000000, n / 1000 % 1000, n % 1000);
+    else if (n >= 1000)
+        snprintf(out, 16, "%u,%03u", n / 1000, n % 1000);
+    else
+        snprintf(out, 16, "%u", n);
+    return out;
+}
+
+/* ---- machines -------------------------------------------------------------------------------- */
+
+static const char *machine_name(const kvasir_context_info *info) {
+    return strcmp(info->kind, "cpu") == 0 ? cpu_model_name() : info->device;
+}
+
+const char *context_machine(const kvasir_context_info *info, char out[MACHINE_BYTES]) {
+    if (strcmp(info->kind, "cpu") == 0)
+        snprintf(out, MACHINE_BYTES, "%s, %s, %d thread%s", machine_name(info), info->cpu_tier,
+                 info->threads, info->threads == 1 ? "" : "s");
+    else
+        snprintf(out, MACHINE_BYTES, "%s", machine_name(info));
+    return out;
+}
+
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
 void put_text(json_t *object, const char *key, const char *text) {
@@ -74,6 +99,15 @@ void put_ids(json_t *object, const char *key, const int32_t *ids, size_t n) {
     for (size_t i = 0; i < n; i++)
         json_array_append_new(array, json_integer(ids[i]));
     json_object_set_new(object, key, array);
+}
+
+void put_machine(json_t *object, const kvasir_context_info *info) {
+    put_text(object, "kind", info->kind);
+    put_text(object, "name", machine_name(info));
+    put_text(object, "tier", info->cpu_tier);
+    put_whole(object, "threads", (uint64_t)info->threads);
+    put_whole(object, "act_bits", (uint64_t)info->act_bits);
+    put_whole(object, "prefill_chunk", info->prefill_chunk);
 }
 
 int json_print(const struct command *c, json_t *object) {
