@@ -2,7 +2,7 @@
 /* cli/: the program `kvasir`. One file per command on top of kvasir.h, and helpers:
  *
  *   main.c                                 finds the command; the only place that decides an exit
- *   generate.c  cache_prompt.c  cache_folder.c  batch.c  perplexity.c  bench.c
+ *   generate.c  cache_prompt.c  cache_folder.c  batch.c  perplexity.c  quality.c  bench.c
  *   bench_kv_cache.c  calibrate.c  demo.c  embed.c  info.c  tokenize.c  convert.c  simulate.c
  *   grammar_check.c
  *   serve.c                                the commands
@@ -25,7 +25,7 @@
  *   stream.c    writes the answer: stop texts, whole writes
  *   interrupt.c Ctrl-C
  *   notify.c    messages to systemd
- *   bench_X.c   parts of bench, with a header of their own, bench.h
+ *   bench_X.c   parts of bench, with a header of their own, bench.h; quality_X.c of quality
  *   text_windows.c, svg.c  a text in windows, and plots; with headers of their own
  *   top.c, top_read.c, top_view.c  a running server's figures, with a header of their own, top.h
  *   sandbox.c   serve's access to files and system calls
@@ -65,6 +65,7 @@ int cache_main(int argc, char **argv);
 int batch_main(int argc, char **argv);
 int chat_main(int argc, char **argv);
 int perplexity_main(int argc, char **argv);
+int quality_main(int argc, char **argv);
 int bench_main(int argc, char **argv);
 int bench_kv_cache_main(int argc, char **argv);
 int info_main(int argc, char **argv);

@@ -28,6 +28,7 @@ static const struct {
     {"cache", "list, verify and clean a folder of stored pages", cache_main},
     {"perplexity", "measure a model's loss on a text, and its KL divergence from another run",
      perplexity_main},
+    {"quality", "compare cache formats by their KL divergence from an exact run", quality_main},
     {"bench", "measure a model's speed by depth, batch and cache format", bench_main},
     {"bench-kv-cache", "measure memory, error and time of cache formats", bench_kv_cache_main},
     {"calibrate", "measure the constant part of a model's keys, for --key-centre", calibrate_main},

@@ -10,8 +10,8 @@ good --version
 grep -qx 'kvasir [0-9.]*' out || die "--version"
 good --help
 commands=$(sed -n 's/^  \([a-z-]*\)  *.*/\1/p' out)
-for command in generate chat serve cache-prompt batch perplexity bench bench-kv-cache calibrate \
-    info tokenize convert simulate cache grammar embed exactness pull list show \
+for command in generate chat serve cache-prompt batch perplexity quality bench bench-kv-cache \
+    calibrate info tokenize convert simulate cache grammar embed exactness pull list show \
     rm demo top; do
     grep -qx "$command" <<<"$commands" || die "--help does not tell of $command"
 done
