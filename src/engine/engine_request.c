@@ -157,13 +157,15 @@ static kvasir_status host_run(void *user, const struct step_part *parts, uint32_
     return step_run(e->ctx, parts, n, picks->n ? picks : NULL, err);
 }
 
-/* A row whose token the device has picked is not read, unless other choices pick from it, too. */
+/* A row whose token the device has picked is not read, unless other choices pick from it, too, at
+ * the end of their prompt. */
 static kvasir_status host_logits(void *user, struct task *t, uint32_t row, kvasir_error *err) {
     struct kvasir_engine *e = user;
     struct choice *c = choice_of(t);
     TRY(step_reach(e->ctx, row, err));
     TRY(picks_make(e, err));
-    if (e->picks.device.n && picks_have(c, row) && !t->n_followers) {
+    const bool forks = t->n_followers && seq_length(t->seq) == t->n_prompt;
+    if (e->picks.device.n && picks_have(c, row) && !forks) {
         e->logits = NULL;
         return KVASIR_OK;
     }
