@@ -24,13 +24,18 @@ static float *logits;
 static int32_t *ids; /* PROMPT_MAX random tokens */
 enum { PROMPT_MAX = 131072 };
 
-static kvasir_context *make_context(const char *bits, uint32_t ctx, double gib) {
+static kvasir_context_options context_options(const char *bits, uint32_t ctx) {
     kvasir_context_options o = kvasir_context_defaults();
-    kvasir_context *c;
     o.device = device;
     o.kv_bits = bits;
     o.key_centre = "off";
     o.ctx = ctx;
+    return o;
+}
+
+static kvasir_context *make_context(const char *bits, uint32_t ctx, double gib) {
+    kvasir_context_options o = context_options(bits, ctx);
+    kvasir_context *c;
     o.cache_bytes = (uint64_t)(gib * (1 << 30));
     need(kvasir_context_create(model, &o, &c, &err));
     return c;
@@ -228,10 +233,7 @@ static void bench_hit(kvasir_engine *e) {
 static void bench_engine(void) {
     kvasir_engine_options o = kvasir_engine_defaults();
     kvasir_engine *e;
-    o.context.device = device;
-    o.context.kv_bits = "8,4";
-    o.context.key_centre = "off";
-    o.context.ctx = PROMPT_MAX + 8192;
+    o.context = context_options("8,4", PROMPT_MAX + 8192);
     o.cache_memory_bytes = (uint64_t)24 << 30;
     o.max_running = BATCH_MAX;
     need(kvasir_engine_create(model, &o, &e, &err));
@@ -254,7 +256,7 @@ int main(int argc, char **argv) {
     model = opened;
     kvasir_model_get_info(model, &info);
     vocab = info.vocab;
-    logits = malloc((size_t)BATCH_MAX * vocab * sizeof *logits);
+    logits = malloc(vocab * sizeof *logits);
     ids = malloc(PROMPT_MAX * sizeof *ids);
     for (int i = 0; i < PROMPT_MAX; i++)
         ids[i] = random_token(vocab);

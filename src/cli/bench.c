@@ -17,8 +17,7 @@
 static const struct option OPTIONS[] = {
     MODEL_OPTION(struct bench_args),
     LOAD_OPTIONS(struct bench_args, load),
-    {.name = "--kv-bits", .value = "K,V ...", .kind = OPTION_WORDS, ROW(bits), .shown = "8,4",
-     .help = "formats of K and V to compare, separated by spaces: 8,4 f16 4"},
+    FORMATS_OPTION(struct bench_args, bits),
     GROUP_OPTIONS(struct bench_args, context),
     {.name = "--depth", .alias = "-d", .value = "N,...", .kind = OPTION_NUMBERS, ROW(depths),
      .initial = "0,8192", .max = 1 << 24,

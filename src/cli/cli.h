@@ -246,6 +246,11 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .help = "constant part of keys that a quantized cache need not store: bias (the model's key " \
              "biases), a file from calibrate, off, or auto: the biases, else the file that "       \
              "calibrate put next to the model, else off"}
+/* Formats to compare, a text_list. */
+#define FORMATS_OPTION(type, bits)                                                                 \
+    {.name = "--kv-bits", .value = "K,V ...", .kind = OPTION_WORDS,                                \
+     .offset = offsetof(type, bits), .shown = "8,4",                                               \
+     .help = "formats of K and V to compare, separated by spaces: 8,4 f16 4"}
 #define DEVICE_OPTIONS(type, context)                                                              \
     {.name = "--prefill-chunk", .alias = "--prefill-step-size", .value = "N",                      \
      .kind = OPTION_U32, .max = 4096, .offset = offsetof(type, context.prefill_chunk),             \
@@ -380,6 +385,8 @@ void put_whole(json_t *object, const char *key, uint64_t value);
 void put_real(json_t *object, const char *key, double value); /* null for NaN and infinities */
 void put_ids(json_t *object, const char *key, const int32_t *ids, size_t n);
 void put_machine(json_t *object, const kvasir_context_info *info); /* as context_machine */
+/* KL divergence, and the share of rows with the same likeliest token. */
+void put_divergence(json_t *object, const lab_summary *kl, double same_top);
 /* One object on one line of standard output, then frees it. */
 int json_print(const struct command *c, json_t *object);
 /* Flushes standard output; EXIT_RUN and a message if that failed. */

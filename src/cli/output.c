@@ -101,6 +101,15 @@ void put_ids(json_t *object, const char *key, const int32_t *ids, size_t n) {
     json_object_set_new(object, key, array);
 }
 
+void put_divergence(json_t *object, const lab_summary *kl, double same_top) {
+    put_real(object, "kld_mean", kl->mean);
+    put_real(object, "kld_median", kl->median);
+    put_real(object, "kld_p99", kl->p99);
+    put_real(object, "kld_p999", kl->p999);
+    put_real(object, "kld_max", kl->max);
+    put_real(object, "same_top", same_top);
+}
+
 void put_machine(json_t *object, const kvasir_context_info *info) {
     put_text(object, "kind", info->kind);
     put_text(object, "name", machine_name(info));

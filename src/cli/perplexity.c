@@ -291,14 +291,8 @@ static int print_json(const struct run *r, const struct figures *f) {
     put_real(o, "nll_mean", f->nll.mean);
     put_whole(o, "tokens", r->done);
     put_whole(o, "kv_bytes_per_token", f->token_bytes);
-    if (r->kl) {
-        put_real(o, "kld_mean", f->kl.mean);
-        put_real(o, "kld_median", f->kl.median);
-        put_real(o, "kld_p99", f->kl.p99);
-        put_real(o, "kld_p999", f->kl.p999);
-        put_real(o, "kld_max", f->kl.max);
-        put_real(o, "same_top", f->same_top);
-    }
+    if (r->kl)
+        put_divergence(o, &f->kl, f->same_top);
     return json_print(&COMMAND, o);
 }
 

@@ -19,8 +19,7 @@ static const struct option OPTIONS[] = {
      .max = 1 << 24,
      .help = "for each N, figures of only those tokens of a window that have N or more tokens of "
              "the window before them"},
-    {.name = "--kv-bits", .value = "K,V ...", .kind = OPTION_WORDS, ROW(bits), .shown = "8,4",
-     .help = "formats of K and V to compare, separated by spaces: 8,4 f16 4"},
+    FORMATS_OPTION(struct quality_args, bits),
     GROUP_OPTIONS(struct quality_args, context),
     DEVICE_OPTIONS(struct quality_args, context),
     {.name = "--resume", .value = "FILE", .kind = OPTION_TEXT, ROW(resume),

@@ -60,13 +60,8 @@ static json_t *row_json(const struct quality_run *run, uint32_t depth, bool exac
     put_real(o, "page_bytes_per_token", f->token_bytes);
     put_real(o, "bits_per_value", f->value_bits);
     if (!exact) {
-        put_real(o, "kld_mean", f->kl.mean);
+        put_divergence(o, &f->kl, f->same_top);
         put_real(o, "kld_error", f->kl.error);
-        put_real(o, "kld_median", f->kl.median);
-        put_real(o, "kld_p99", f->kl.p99);
-        put_real(o, "kld_p999", f->kl.p999);
-        put_real(o, "kld_max", f->kl.max);
-        put_real(o, "same_top", f->same_top);
     }
     put_real(o, "nll_mean", f->nll.mean);
     put_real(o, "ppl", f->ppl);

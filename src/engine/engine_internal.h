@@ -247,14 +247,14 @@ bool answer_add(struct choice *c, int32_t token);
 uint64_t picks_bytes(const struct kvasir_engine *e);
 kvasir_status picks_init(struct kvasir_engine *e, kvasir_error *err) MUST_CHECK;
 void picks_deinit(struct kvasir_engine *e);
-/* A step has been run; the choice's next token is picked from its row, in rising order of rows. */
+/* A step is to be run; the choice's next token is picked from its row, in rising order of rows. */
 void picks_begin(struct kvasir_engine *e);
 void picks_want(struct choice *c, uint32_t row);
 /* Another row has been reached: takes the picks of a device, and picks from all rows whose logits
  * are in host memory. */
 kvasir_status picks_make(struct kvasir_engine *e, kvasir_error *err) MUST_CHECK;
 
-/* Whether the choice's token has been picked from this row, and its log-probabilities are there. */
+/* Whether the device has picked the choice's token from this row: nothing else is needed of it. */
 bool picks_have(const struct choice *c, uint32_t row);
 
 /* ---- prompt_rows.c: what the rows of a prompt are wanted for ---- */

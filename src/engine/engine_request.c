@@ -153,8 +153,7 @@ static void host_begins(void *user, struct task *const *tasks, const struct step
 static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
                               kvasir_error *err) {
     struct kvasir_engine *e = user;
-    const struct step_picks *picks = &e->picks.device;
-    return step_run(e->ctx, parts, n, picks->n ? picks : NULL, err);
+    return step_run(e->ctx, parts, n, &e->picks.device, err);
 }
 
 /* A row whose token the device has picked is not read, unless other choices pick from it, too, at
@@ -165,7 +164,7 @@ static kvasir_status host_logits(void *user, struct task *t, uint32_t row, kvasi
     TRY(step_reach(e->ctx, row, err));
     TRY(picks_make(e, err));
     const bool forks = t->n_followers && seq_length(t->seq) == t->n_prompt;
-    if (e->picks.device.n && picks_have(c, row) && !forks) {
+    if (picks_have(c, row) && !forks) {
         e->logits = NULL;
         return KVASIR_OK;
     }

@@ -152,5 +152,5 @@ kvasir_status picks_make(struct kvasir_engine *e, kvasir_error *err) {
 }
 
 bool picks_have(const struct choice *c, uint32_t row) {
-    return c->picked && c->picked_row == row;
+    return c->picked && c->picked_row == row && c->logs;
 }

@@ -13,10 +13,6 @@ enum { ROWS_MAX = 64, EDITS_MAX = 100, VOCAB_MAX = 151936 };
 static struct pick picks[ROWS_MAX];
 static struct pick_edit edits[ROWS_MAX][PICK_EDITS_MAX];
 
-static float one_of(const float *values, uint32_t n) {
-    return values[random_below(n)];
-}
-
 static void any_edits(struct pick *p, uint32_t vocab, struct pick_edit *list) {
     const uint32_t most = random_below(20) ? EDITS_MAX : PICK_EDITS_MAX, near = random_below(vocab);
     p->n_edits = random_below(most + 1);
@@ -35,9 +31,9 @@ static struct pick common_pick(uint32_t vocab) {
     static const float TEMPS[] = {0, 1, 0.7f}, TOP_PS[] = {0.9f, 0.5f}, MIN_PS[] = {0, 0.05f};
     const bool filtered = random_below(3) != 0;
     return (struct pick){.at = (double)random_bits() * 0x1p-32,
-                         .temp = one_of(TEMPS, 3),
-                         .top_p = filtered ? one_of(TOP_PS, 2) : 0,
-                         .min_p = filtered ? one_of(MIN_PS, 2) : 0,
+                         .temp = random_of(TEMPS, 3),
+                         .top_p = filtered ? random_of(TOP_PS, 2) : 0,
+                         .min_p = filtered ? random_of(MIN_PS, 2) : 0,
                          .top_k = filtered && random_below(2) && vocab > 40 ? 40 : 0,
                          .at_least = 1};
 }
@@ -46,20 +42,11 @@ static struct pick any_pick(uint32_t vocab) {
     static const float TEMPS[] = {0, 1, 0.7f, 1e-3f, 1e-35f, 5},
                        TOP_PS[] = {0, 0, 1, 0.9f, 0.2f, 1e-4f}, MIN_PS[] = {0, 0, 0, 0.05f, 0.9f};
     return (struct pick){.at = random_below(10) ? (double)random_bits() * 0x1p-32 : 0,
-                         .temp = one_of(TEMPS, 6),
-                         .top_p = one_of(TOP_PS, 6),
-                         .min_p = one_of(MIN_PS, 5),
+                         .temp = random_of(TEMPS, 6),
+                         .top_p = random_of(TOP_PS, 6),
+                         .min_p = random_of(MIN_PS, 5),
                          .top_k = random_below(2) ? 0 : random_below(vocab + 1),
                          .at_least = random_below(min_u32(vocab, 30) + 1)};
-}
-
-static void any_logits(float *x, uint32_t n) {
-    fill_any(x, n);
-    for (uint32_t i = 0; i < 4 && random_below(3) == 0; i++)
-        x[random_below(n)] = EDGE_VALUE[random_below(EDGE_VALUES)];
-    if (random_below(20) == 0)
-        for (uint32_t i = 0; i < n; i++)
-            x[i] = EDGE_VALUE[random_below(3)];
 }
 
 /* As those of a model: ten likely tokens, and thousands not far below them. */
@@ -110,7 +97,7 @@ static void check_case(uint32_t vocab, bool common) {
     device_begin(&limits, 8);
     float *x = plain(bytes);
     for (uint32_t r = 0; r < rows; r++) {
-        (common ? common_logits : any_logits)(x + (size_t)r * vocab, vocab);
+        (common ? common_logits : pick_fill_logits)(x + (size_t)r * vocab, vocab);
         if (random_below(8) == 0)
             continue; /* a row that nobody picks from */
         picks[n] = common ? common_pick(vocab) : any_pick(vocab);

@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include "random_data.h"
 #include "util/util.h"
 
 struct token {
@@ -18,10 +19,15 @@ static int order(const void *a, const void *b) {
     return x->id < y->id ? -1 : 1;
 }
 
-/* The vocabulary in order. NaN counts as -inf. */
+/* NaN counts as -inf. */
+static float value_of(float logit) {
+    return isnan(logit) ? -INFINITY : logit;
+}
+
+/* The vocabulary in order. */
 static void sort_tokens(const float *x, uint32_t vocab, struct token *out) {
     for (uint32_t i = 0; i < vocab; i++)
-        out[i] = (struct token){isnan(x[i]) ? -INFINITY : x[i], (int32_t)i};
+        out[i] = (struct token){value_of(x[i]), (int32_t)i};
     qsort(out, vocab, sizeof *out, order);
 }
 
@@ -47,10 +53,8 @@ static int32_t draw_of_all(const float *x, uint32_t vocab, const struct pick *p,
     target = p->at * sum_of(sums, blocks);
     const uint32_t block = pick_reached(sums, blocks, &target),
                    n = min_u32(PICK_BLOCK, vocab - block * PICK_BLOCK);
-    for (uint32_t i = 0; i < n; i++) {
-        const float v = x[block * PICK_BLOCK + i];
-        weights[i] = weight(isnan(v) ? -INFINITY : v, first->value, p->temp);
-    }
+    for (uint32_t i = 0; i < n; i++)
+        weights[i] = weight(value_of(x[block * PICK_BLOCK + i]), first->value, p->temp);
     exact = sum_of(weights, n);
     target *= exact / sums[block];
     free(sums);
@@ -97,15 +101,13 @@ static void find_logs(const float *row, uint32_t vocab, const struct pick *p,
                       const struct token *tokens, int32_t token, struct pick_logs *out) {
     enum { PART = 1024 };
     double part[PART] = {0};
-    out->value = isnan(row[token]) ? -INFINITY : row[token];
+    out->value = value_of(row[token]);
     out->max = tokens[0].value;
     out->sum = 0;
     for (uint32_t at = 0; at < vocab; at += PART) {
         const uint32_t n = min_u32(PART, vocab - at);
-        for (uint32_t i = 0; i < n; i++) {
-            const float v = isnan(row[at + i]) ? -INFINITY : row[at + i];
-            part[i] = m_exp(pick_below((double)v, (double)out->max));
-        }
+        for (uint32_t i = 0; i < n; i++)
+            part[i] = m_exp(pick_below((double)value_of(row[at + i]), (double)out->max));
         out->sum += sum_of(part, n);
     }
     for (int32_t i = 0; i < p->n_top; i++) {
@@ -127,4 +129,13 @@ void pick_reference(const float *row, uint32_t vocab, const struct pick *p, stru
         find_logs(row, vocab, p, tokens, out->token, &out->logs);
     free(tokens);
     free(x);
+}
+
+void pick_fill_logits(float *x, uint32_t n) {
+    fill_any(x, n);
+    for (uint32_t i = 0; i < 4 && random_below(3) == 0; i++)
+        x[random_below(n)] = EDGE_VALUE[random_below(EDGE_VALUES)];
+    if (random_below(20) == 0)
+        for (uint32_t i = 0; i < n; i++)
+            x[i] = EDGE_VALUE[random_below(3)];
 }

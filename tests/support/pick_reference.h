@@ -9,4 +9,7 @@
 /* row [vocab]. Never -1: it sorts the whole vocabulary. */
 void pick_reference(const float *row, uint32_t vocab, const struct pick *p, struct picked *out);
 
+/* Logits of any kind: plain ones most often, a few that are not finite, or nothing but one such. */
+void pick_fill_logits(float *x, uint32_t n);
+
 #endif

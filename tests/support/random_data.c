@@ -37,6 +37,10 @@ float random_normal(void) {
     return radius * cosf(6.2831853f * random_unit());
 }
 
+float random_of(const float *values, uint32_t n) {
+    return values[random_below(n)];
+}
+
 static float fill_one(enum fill_kind kind, float v) {
     switch (kind) {
     case FILL_UNIFORM:

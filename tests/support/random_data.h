@@ -11,6 +11,7 @@ void random_start(uint64_t seed, const char *text);
 uint32_t random_bits(void);
 uint32_t random_below(uint32_t n);
 float random_normal(void);
+float random_of(const float *values, uint32_t n); /* one of them */
 enum fill_kind {
     FILL_NORMAL,
     FILL_UNIFORM,

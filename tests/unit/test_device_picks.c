@@ -23,10 +23,6 @@ static void need(kvasir_status status) {
 
 /* ---- what a device is told ------------------------------------------------------------------- */
 
-static float one_of(const float *values, uint32_t n) {
-    return values[random_below(n)];
-}
-
 enum { BIASES = 4 };
 
 static kvasir_sampling any_sampling(uint32_t vocab, kvasir_logit_bias bias[BIASES]) {
@@ -34,14 +30,14 @@ static kvasir_sampling any_sampling(uint32_t vocab, kvasir_logit_bias bias[BIASE
                        MIN_PS[] = {0, 0, 0, 0.05f, 0.9f}, PENALTIES[] = {0, 0, 1.1f, -0.5f};
     kvasir_sampling o = kvasir_sampling_defaults();
     o.seed = random_bits();
-    o.temp = one_of(TEMPS, 5);
-    o.top_p = one_of(TOP_PS, 6);
-    o.min_p = one_of(MIN_PS, 5);
+    o.temp = random_of(TEMPS, 5);
+    o.top_p = random_of(TOP_PS, 6);
+    o.min_p = random_of(MIN_PS, 5);
     o.top_k = random_below(2) ? 0 : (int32_t)random_below(vocab + 1);
     o.min_tokens_to_keep = random_below(3) ? 1 : random_below(min_u32(vocab, 20) + 1);
     o.repetition_penalty = random_below(2) ? 0 : 1.3f;
-    o.presence_penalty = one_of(PENALTIES, 4);
-    o.frequency_penalty = one_of(PENALTIES, 4);
+    o.presence_penalty = random_of(PENALTIES, 4);
+    o.frequency_penalty = random_of(PENALTIES, 4);
     if (random_below(2)) {
         o.n_logit_bias = BIASES;
         o.logit_bias = bias;
@@ -49,15 +45,6 @@ static kvasir_sampling any_sampling(uint32_t vocab, kvasir_logit_bias bias[BIASE
             bias[i] = (kvasir_logit_bias){(int32_t)random_below(vocab), random_normal() * 5};
     }
     return o;
-}
-
-static void any_logits(float *x, uint32_t n) {
-    fill_any(x, n);
-    for (uint32_t i = 0; i < 4 && random_below(3) == 0; i++)
-        x[random_below(n)] = EDGE_VALUE[random_below(EDGE_VALUES)];
-    if (random_below(20) == 0)
-        for (uint32_t i = 0; i < n; i++)
-            x[i] = EDGE_VALUE[2];
 }
 
 static void check_logs(const float *logits, uint32_t vocab, int32_t token, uint32_t n_top,
@@ -87,7 +74,7 @@ static void test_told_enough(void **state) {
         for (uint32_t i = random_below(40); i > 0; i--)
             kvasir_sampler_accept(s, (int32_t)random_below(vocab));
         for (int draw = 0; draw < 3; draw++) {
-            any_logits(logits, vocab);
+            pick_fill_logits(logits, vocab);
             assert_true(sampler_describe(s, edits, &told));
             told.n_top = (int32_t)random_below(min_u32(vocab, PICK_TOP_MAX) + 1);
             pick_reference(logits, vocab, &told, &made);
