@@ -81,12 +81,16 @@ class Server:
         return self.ask("POST", "/v1/chat/completions", chat_body(text, 8), key)
 
     def states(self, field):
-        """Of every thread."""
+        """Of every thread. One that ends while it is looked at does not count."""
         folder = f"/proc/{self.process.pid}/task"
         found = set()
         for task in os.listdir(folder):
-            with open(f"{folder}/{task}/status") as f:
-                found.add(re.search(rf"^{field}:\t(\d+)$", f.read(), re.M)[1])
+            try:
+                with open(f"{folder}/{task}/status") as f:
+                    text = f.read()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            found.add(re.search(rf"^{field}:\t(\d+)$", text, re.M)[1])
         return found
 
     def probed(self, thread):
