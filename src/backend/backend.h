@@ -26,7 +26,8 @@
  *              never on the other rows of the step, on how a prompt was cut into steps or on the
  *              number of threads.
  *   BACKEND-2  K and V of new tokens are stored before any attention of that layer runs, and
- *              attention reads them back from their pages: a token sees itself as stored.
+ *              attention reads them back from their pages: a token sees itself as stored. (Of
+ *              formats that are encoded when a page is full: as the page's shadow has it.)
  *   BACKEND-3  What a query at position p sees depends on p only: positions < keep and those in
  *              (p - span, p].
  *   BACKEND-4  Attention reduces inside splits of a fixed length at absolute positions
@@ -57,18 +58,29 @@ enum {
 
 /* ---- plain data that cache/ hands to the backend --------------------------------------------- */
 
+/* The basis that rows of a page are in. q . k = (M^T q) . (M^-1 k) for any invertible M, and H H = 1
+ * for an orthonormal Hadamard matrix H, so a basis changes no score and no output, but which errors
+ * codes make: spread over all dims, or where queries notice them least. */
+enum page_basis {
+    BASIS_PLAIN,    /* k, v */
+    BASIS_HADAMARD, /* H k, H v */
+    BASIS_BALANCED, /* M^-1 k (struct key_basis), H v */
+    BASIS_COUNT
+};
+
 /* How one page is cut: [layer][kv head][K tile | V tile]. One per
  * (layer group, K format, V format). */
 struct page_layout {
     struct tile_layout k, v;
-    bool centred; /* K tiles hold rope(k - c): see struct key_centre */
+    bool centred;  /* K tiles hold rope(k - c): see struct key_centre */
+    uint8_t basis; /* enum page_basis */
     uint32_t kv_heads, layers;
     uint32_t head_bytes;  /* k.bytes + v.bytes */
     uint32_t layer_bytes; /* head_bytes * kv_heads */
     size_t page_bytes;    /* layer_bytes * layers, rounded up to PAGE_ADDR_UNIT */
 };
 
-/* centred is false: whoever hands out the pages sets it. */
+/* centred is false and basis BASIS_PLAIN: whoever hands out the pages sets them. */
 void page_layout_init(struct page_layout *l, uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
                       struct kv_format k, struct kv_format v);
 
@@ -86,6 +98,11 @@ static inline BACKEND_DEVICE size_t page_tile_at(uint32_t layer_bytes, uint32_t 
 static inline size_t page_tile(const struct page_layout *l, uint32_t layer, uint32_t head,
                                enum tile_kind part) {
     return page_tile_at(l->layer_bytes, l->head_bytes, l->k.bytes, layer, head, part);
+}
+
+/* Whether rows are encoded when the page is full (kv_format_whole). Its K and V agree on that. */
+static inline bool page_is_whole(const struct page_layout *l) {
+    return kv_format_whole(l->k.format);
 }
 
 /* One entry of a sequence's page table. */
@@ -128,6 +145,33 @@ void key_centre_add(const struct key_centre *c, uint32_t layer, uint32_t head, u
 /* waves [n][2][64]: cos, then sin of (t - TILE_MIDDLE) w_j for the 64 tokens t of a tile. */
 void key_centre_waves(const struct key_centre *c, float *waves);
 
+/* Balanced keys: a basis for each (layer, KV head) of a layer group in which every channel has the
+ * same energy in keys and in queries. Matrices are stored input by input, so that lanes are
+ * outputs: y[out] = sum over in, in order, of x[in] * matrix[in][out]. */
+struct key_basis {
+    uint32_t layers, kv_heads, head_dim; /* of the group */
+    const float *inverse;                /* [layer][kv head][in][out] of M^-1: for keys */
+    const float *forward;                /* [layer][kv head][in][out] of M^T: for queries */
+};
+/* The matrix of (layer, head) among one of these. */
+static inline const float *key_basis_at(const struct key_basis *b, const float *matrices,
+                                        uint32_t layer, uint32_t head) {
+    const size_t dim = b->head_dim;
+    return matrices + ((size_t)layer * b->kv_heads + head) * dim * dim;
+}
+
+/* Which row of a page: of K or V, its layer inside the group, KV head and position. */
+struct row_place {
+    enum tile_kind part;
+    uint32_t layer, head, position;
+};
+/* x [head_dim], decoded from a page of this layout, in the plain basis: k = M k', v = H v'. */
+void page_row_to_plain(const struct page_layout *l, const struct key_basis *basis,
+                       const struct row_place *at, float *x);
+/* The other way: x as it is encoded. */
+void page_row_from_plain(const struct page_layout *l, const struct key_basis *basis,
+                         const struct row_place *at, float *x);
+
 /* One sequence in one layer group, as a step sees it. Pages that no query of this step or
  * later can see may have been dropped: the table holds page numbers [0, kept_pages) and then
  * [base_page, base_page + n - kept_pages).
@@ -140,9 +184,17 @@ struct kv_view {
     const struct page_layout *layouts; /* of this layer group; all have its heads and head_dim */
     /* Of this layer group, the same for all sequences; NULL if no layout is centred. */
     const struct key_centre *centre;
+    /* Likewise; NULL if no layout is BASIS_BALANCED. */
+    const struct key_basis *basis;
     const struct kv_page *pages;
     uint32_t n_pages;
     uint32_t kept_pages, base_page;
+    /* Shadows of pages that are encoded when they are full: their rows at 16 bits, in the basis of
+     * the page. Entry i is that of page number shadow_first + i. There is one for each such page
+     * that the step writes to. A query sees the page of its own position as the shadow has it, and
+     * earlier ones as they were encoded: a function of positions alone. */
+    const struct kv_page *shadows;
+    uint32_t n_shadows, shadow_first;
     /* visibility, see BACKEND-3; span is UINT32_MAX if everything before p is seen */
     uint32_t keep, span;
 };
@@ -153,6 +205,12 @@ static inline uint32_t kv_view_index(const struct kv_view *v, uint32_t number) {
                  : number >= v->base_page ? v->kept_pages + (number - v->base_page)
                                           : UINT32_MAX;
     return i < v->n_pages ? i : UINT32_MAX;
+}
+
+/* The shadow of page `number`; NULL: it has none. */
+static inline const struct kv_page *kv_view_shadow(const struct kv_view *v, uint32_t number) {
+    const uint32_t i = number - v->shadow_first; /* a smaller number wraps round */
+    return i < v->n_shadows ? &v->shadows[i] : NULL;
 }
 
 /* The recurrent state of one sequence, as a step sees it: the states of all recurrent layers in one
@@ -187,12 +245,14 @@ struct page_conversion {
     const struct page_layout *from, *to; /* same layers, heads and head_dim */
     uint32_t from_addr, to_addr;         /* different pages; the target is all zeros */
     const struct key_centre *centre;     /* NULL: neither layout is centred */
+    const struct key_basis *basis;       /* NULL: neither layout is BASIS_BALANCED */
     uint32_t position, rows;             /* of the page's first row; rows that it holds */
 };
-/* The definition, between pages in host memory: what the operation of the same name does. Row by
- * row through quant/, so the new bytes depend on the old ones alone. Between a centred K tile and
- * one that is not, rope(c, t) of the row's position is added or subtracted. A tile that keeps its
- * format is copied. */
+/* The definition, between pages in host memory: what the operation of the same name does. Tile by
+ * tile through quant/, so the new bytes depend on the old ones alone. Between bases a row is made
+ * plain and then brought into the other one; between a centred K tile and one that is not,
+ * rope(c, t) of the row's position is added or subtracted while it is plain. A tile that keeps its
+ * format and basis is copied. To a page that is encoded whole goes a full one. */
 void page_convert(const struct page_conversion *c, const uint8_t *from, uint8_t *to);
 
 /* Makes the slots of a page from `token` on read as zeros. */
@@ -397,7 +457,8 @@ struct backend_ops {
      * llama arch orders the rows of wq and wk. */
     void (*rope)(struct backend *b, float *x, uint32_t rows, uint32_t heads, uint32_t head_dim,
                  const float *cos_in, const float *sin_in, uint32_t n, bool adjacent);
-    /* Encodes K and V of every row of the batch into its page. k, v: [rows][kv_heads][head_dim].
+    /* Encodes K and V of every row of the batch into its page, or into the page's shadow, and from
+     * there into the page with the row that fills it. k, v: [rows][kv_heads][head_dim].
      * layer counts inside the group; views is this group's [n_seqs]. */
     void (*kv_store)(struct backend *b, const struct batch *batch, const struct kv_view *views,
                      uint32_t layer, const float *k, const float *v);

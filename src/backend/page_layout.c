@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page_layout.c: how a page is cut, what its centred keys lack, and its rows in another layout. The
- * same on every backend, so that moving a page is a copy.
+/* page_layout.c: how a page is cut, what its centred keys lack, which basis its rows are in, and its
+ * rows in another layout. The same on every backend, so that moving a page is a copy.
  *
  *     page:  | layer 0                                           | layer 1 ... | to 4 KiB |
  *            | head 0: K tile | V tile | head 1: K tile | V tile |
@@ -14,11 +14,13 @@ void page_layout_init(struct page_layout *l, uint32_t layers, uint32_t kv_heads,
     tile_layout_init(&l->k, TILE_K, k, head_dim);
     tile_layout_init(&l->v, TILE_V, v, head_dim);
     l->centred = false;
+    l->basis = BASIS_PLAIN;
     l->kv_heads = kv_heads;
     l->layers = layers;
     l->head_bytes = l->k.bytes + l->v.bytes;
     l->layer_bytes = l->head_bytes * kv_heads;
     l->page_bytes = round_up((size_t)l->layer_bytes * layers, PAGE_ADDR_UNIT);
+    ASSERT(kv_format_whole(k) == kv_format_whole(v));
     ASSERT(layers == 0 || kv_heads == 0 ||
            page_tile(l, layers - 1, kv_heads - 1, TILE_V) + l->v.bytes <= l->page_bytes);
 }
@@ -45,22 +47,101 @@ void key_centre_waves(const struct key_centre *c, float *waves) {
         }
 }
 
+void key_basis_apply(const float *matrix, uint32_t head_dim, const float *x, float *y) {
+    for (uint32_t i = 0; i < head_dim; i++) {
+        double sum = 0;
+        for (uint32_t j = 0; j < head_dim; j++)
+            sum += (double)x[j] * (double)matrix[(size_t)j * head_dim + i];
+        y[i] = (float)sum;
+    }
+}
+
+void hadamard_rotate(float *x, uint32_t head_dim) {
+    const uint32_t block = head_dim & -head_dim; /* the largest power of two that divides it */
+    const float scale = (float)(1 / m_sqrt(block));
+    for (float *at = x; at < x + head_dim; at += block)
+        for (uint32_t half = 1; half < block; half *= 2)
+            for (uint32_t i = 0; i < block; i += 2 * half)
+                for (uint32_t j = i; j < i + half; j++) {
+                    const float a = at[j], b = at[j + half];
+                    at[j] = a + b;
+                    at[j + half] = a - b;
+                }
+    for (uint32_t i = 0; i < head_dim; i++)
+        x[i] *= scale;
+}
+
+void page_row_to_plain(const struct page_layout *l, const struct key_basis *basis,
+                       const struct row_place *at, float *x) {
+    const size_t dim = l->k.head_dim;
+    float rotated[HEAD_DIM_MAX];
+    if (l->basis == BASIS_PLAIN)
+        return;
+    if (at->part == TILE_V || l->basis == BASIS_HADAMARD) {
+        hadamard_rotate(x, l->k.head_dim);
+        return;
+    }
+    /* k = M k'. M^T is stored input by input, so a row of it there is a row of M. */
+    const float *forward = key_basis_at(basis, basis->forward, at->layer, at->head);
+    memcpy(rotated, x, dim * sizeof *x);
+    for (size_t i = 0; i < dim; i++) {
+        double sum = 0;
+        for (size_t j = 0; j < dim; j++)
+            sum += (double)forward[i * dim + j] * (double)rotated[j];
+        x[i] = (float)sum;
+    }
+}
+
+void page_row_from_plain(const struct page_layout *l, const struct key_basis *basis,
+                         const struct row_place *at, float *x) {
+    float plain[HEAD_DIM_MAX];
+    if (l->basis == BASIS_PLAIN)
+        return;
+    if (at->part == TILE_V || l->basis == BASIS_HADAMARD) {
+        hadamard_rotate(x, l->k.head_dim);
+        return;
+    }
+    memcpy(plain, x, l->k.head_dim * sizeof *x);
+    key_basis_apply(key_basis_at(basis, basis->inverse, at->layer, at->head), l->k.head_dim, plain,
+                    x);
+}
+
+/* A row of a tile in the layout `from`, as the layout `to` has it before it is encoded. */
+static void row_convert(const struct page_conversion *c, const struct row_place *at, float *x) {
+    page_row_to_plain(c->from, c->basis, at, x);
+    const int sign = at->part == TILE_K ? (int)c->from->centred - (int)c->to->centred : 0;
+    if (sign)
+        key_centre_add(c->centre, at->layer, at->head, at->position, sign, x);
+    page_row_from_plain(c->to, c->basis, at, x);
+}
+
 static void tile_convert(const struct page_conversion *c, enum tile_kind part, uint32_t layer,
                          uint32_t head, const uint8_t *in, uint8_t *out) {
     const struct tile_layout *from = part == TILE_K ? &c->from->k : &c->from->v,
                              *to = part == TILE_K ? &c->to->k : &c->to->v;
-    if (kv_format_equal(from->format, to->format)) {
+    const bool keys = part == TILE_K,
+               same = keys ? c->from->basis == c->to->basis && c->from->centred == c->to->centred
+                           : (c->from->basis == BASIS_PLAIN) == (c->to->basis == BASIS_PLAIN);
+    if (same && kv_format_equal(from->format, to->format)) {
         memcpy(out, in, to->bytes);
         return;
     }
-    const int sign = part == TILE_K ? (int)c->from->centred - (int)c->to->centred : 0;
+    float rows[TILE_TOKENS * HEAD_DIM_MAX];
+    ASSERT(c->rows == TILE_TOKENS || !kv_format_whole(to->format));
     for (uint32_t row = 0; row < c->rows; row++) {
-        float values[HEAD_DIM_MAX];
-        tile_decode_row(from, in, row, values);
-        if (sign)
-            key_centre_add(c->centre, layer, head, c->position + row, sign, values);
-        tile_encode_row(to, out, row, values);
+        float *x = rows + (size_t)row * to->head_dim;
+        const struct row_place at = {part, layer, head, c->position + row};
+        tile_decode_row(from, in, row, x);
+        if (!same)
+            row_convert(c, &at, x);
+        if (!kv_format_whole(to->format))
+            tile_encode_row(to, out, row, x);
+        else
+            for (uint32_t i = 0; i < to->head_dim; i++)
+                x[i] = scalar_round(SCALAR_F16, x[i]); /* as a shadow has it */
     }
+    if (kv_format_whole(to->format))
+        tile_encode(to, out, rows);
 }
 
 void page_convert(const struct page_conversion *c, const uint8_t *from, uint8_t *to) {

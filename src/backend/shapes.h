@@ -27,4 +27,13 @@ enum gate_kind {
 };
 enum { SWIGLU_LIMIT = 7 }; /* of GATE_SWIGLU_CLAMPED */
 
+/* ---- bases of rows (struct key_basis of backend.h; page_layout.c) ------------------------------ */
+
+/* y = x . matrix for one row of one head. The definition, in double. */
+void key_basis_apply(const float *matrix, uint32_t head_dim, const float *x, float *y);
+/* x = H x for one row of one head: H is orthonormal and its own inverse. Where head_dim is no power
+ * of two, its largest power of two as a factor is the size of the blocks that are rotated. One
+ * order of additions, and one rounding each: the same bits on every machine. */
+void hadamard_rotate(float *x, uint32_t head_dim);
+
 #endif

@@ -5,7 +5,7 @@
 
 #include "cache/cache_internal.h"
 
-static const struct kv_format EXACT_START = {.bits = 16, .scalar = SCALAR_F16, .group = 0};
+static const struct kv_format EXACT = {.bits = 16, .scalar = SCALAR_F16, .group = 0};
 
 /* Keeps spans below UINT32_MAX (which means that everything is seen) and page numbers from
  * overflow. */
@@ -18,7 +18,45 @@ static kvasir_status layout_make(const struct kv_shape *shape, struct kv_format 
     TRY(kv_format_settle(&v, shape->head_dim, group_v, err));
     page_layout_init(out, shape->layers, shape->kv_heads, shape->head_dim, k, v);
     out->centred = shape->centre && !kv_format_exact(k);
+    if (k.kind == KV_TILE && shape->basis)
+        out->basis = BASIS_BALANCED;
+    else if (kv_format_whole(k))
+        out->basis = BASIS_HADAMARD;
     return KVASIR_OK;
+}
+
+/* The layout of the shadows of such pages. */
+static void shadow_make(const struct kv_shape *shape, const struct page_layout *of,
+                        struct page_layout *out) {
+    page_layout_init(out, shape->layers, shape->kv_heads, shape->head_dim, EXACT, EXACT);
+    out->centred = of->centred;
+    out->basis = of->basis;
+}
+
+static bool same_layout(const struct page_layout *a, const struct page_layout *b) {
+    return kv_format_equal(a->k.format, b->k.format) && kv_format_equal(a->v.format, b->v.format) &&
+           a->centred == b->centred && a->basis == b->basis;
+}
+
+/* The index of a layout among the group's first n, or n: there it is written, if that is below
+ * CACHE_LAYOUTS_MAX. */
+static uint32_t layout_find(struct page_layout *list, uint32_t n,
+                            const struct page_layout *wanted) {
+    uint32_t i = 0;
+    while (i < n && !same_layout(&list[i], wanted))
+        i++;
+    if (i == n && n < CACHE_LAYOUTS_MAX)
+        list[n] = *wanted;
+    return i;
+}
+
+/* Likewise for the shadows of layout i, once there are n layouts. NO_LAYOUT: it has none. */
+static uint32_t shadow_find(struct kv_cache *c, uint32_t group, uint32_t i, uint32_t n) {
+    struct page_layout shadow;
+    if (!page_is_whole(&c->layouts[group][i]))
+        return NO_LAYOUT;
+    shadow_make(&c->groups[group].shape, &c->layouts[group][i], &shadow);
+    return layout_find(c->layouts[group], n, &shadow);
 }
 
 static kvasir_status group_init(struct kv_cache *c, uint32_t g, const struct kv_shape *shape,
@@ -37,7 +75,10 @@ static kvasir_status group_init(struct kv_cache *c, uint32_t g, const struct kv_
     const struct kv_format k = shape->k.bits ? shape->k : o->k, v = shape->v.bits ? shape->v : o->v;
     TRY(layout_make(shape, k, v, shape->k.bits ? shape->k.group : o->group_k,
                     shape->v.bits ? shape->v.group : o->group_v, &c->layouts[g][LAYOUT_OWN], err));
-    return layout_make(shape, EXACT_START, EXACT_START, 0, 0, &c->layouts[g][LAYOUT_START], err);
+    TRY(layout_make(shape, EXACT, EXACT, 0, 0, &c->layouts[g][LAYOUT_START], err));
+    group->shadow[LAYOUT_OWN] = shadow_find(c, g, LAYOUT_OWN, LAYOUT_START + 1);
+    group->shadow[LAYOUT_START] = NO_LAYOUT;
+    return KVASIR_OK;
 }
 
 /* Checks the options and fills in everything but the pool. */
@@ -71,21 +112,18 @@ kvasir_status cache_rule_find(struct kv_cache *c, struct kv_format k, struct kv_
     *rule = (struct layout_rule){0};
     for (uint32_t g = 0; g < c->n_groups; g++) {
         const uint32_t n = c->groups[g].n_layouts;
-        struct page_layout made, *list = c->layouts[g];
-        uint32_t i = 0;
+        struct page_layout made;
         if (c->groups[g].shape.fixed_format)
             continue; /* LAYOUT_OWN */
         TRY(layout_make(&c->groups[g].shape, k, v, group_k, group_v, &made, err));
-        while (i < n && !(kv_format_equal(list[i].k.format, made.k.format) &&
-                          kv_format_equal(list[i].v.format, made.v.format)))
-            i++;
-        if (i == CACHE_LAYOUTS_MAX)
+        const uint32_t i = layout_find(c->layouts[g], n, &made), most = i < n ? n : n + 1;
+        const uint32_t shadow = i < CACHE_LAYOUTS_MAX ? shadow_find(c, g, i, most) : NO_LAYOUT;
+        if (i == CACHE_LAYOUTS_MAX || shadow == CACHE_LAYOUTS_MAX)
             return fail(err, KVASIR_ERR_UNSUPPORTED,
-                        "this cache has already used %d pairs of K and V formats, which is the "
-                        "most it supports",
-                        CACHE_LAYOUTS_MAX);
-        if (i == n)
-            list[n] = made;
+                        "a cache holds pages of %d pairs of K and V formats at most, and this one "
+                        "has had %u",
+                        CACHE_LAYOUTS_MAX, n);
+        c->groups[g].shadow[i] = shadow;
         rule->layout[g] = i;
     }
     return KVASIR_OK;
@@ -94,20 +132,24 @@ kvasir_status cache_rule_find(struct kv_cache *c, struct kv_format k, struct kv_
 static kvasir_status layout_register(struct kv_cache *c, uint32_t g, uint32_t i,
                                      kvasir_error *err) {
     struct kv_group *group = &c->groups[g];
-    if (i < group->n_layouts)
+    if (i == NO_LAYOUT || i < group->n_layouts)
         return KVASIR_OK;
     const struct page_layout *l = &c->layouts[g][i];
     TRY(backend_check_layout(c->backend, l, err));
     TRY(page_class(c->pool, l->page_bytes, l->k.format, l->v.format, &group->page_class[i], err));
     group->centred |= l->centred;
+    if (!page_is_whole(l))
+        group->shadow[i] = NO_LAYOUT;
     group->n_layouts = i + 1;
     return KVASIR_OK;
 }
 
 kvasir_status cache_rule_adopt(struct kv_cache *c, const struct layout_rule *rule,
                                kvasir_error *err) {
-    for (uint32_t g = 0; g < c->n_groups; g++)
+    for (uint32_t g = 0; g < c->n_groups; g++) {
         TRY(layout_register(c, g, rule->layout[g], err));
+        TRY(layout_register(c, g, c->groups[g].shadow[rule->layout[g]], err));
+    }
     return KVASIR_OK;
 }
 
@@ -150,11 +192,22 @@ static uint64_t table_bytes(const struct kv_cache *c, const struct layout_rule *
            (uint64_t)(count - start) * c->layouts[group][r->layout[group]].page_bytes;
 }
 
+/* Bytes of the shadows of a table: one for each page that is encoded when it is full, from the open
+ * one at `length` to the last one of `prepared`. */
+static uint64_t shadow_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t group,
+                             uint32_t length, uint32_t prepared) {
+    const uint32_t shadow = cache_shadow_of(c, group, r->layout[group]),
+                   first = max_u32(length / TILE_TOKENS, r->start_pages), end = pages_for(prepared);
+    return shadow == NO_LAYOUT || end <= first
+               ? 0
+               : (uint64_t)(end - first) * c->layouts[group][shadow].page_bytes;
+}
+
 uint64_t all_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t length,
                    uint32_t prepared) {
     uint64_t bytes = prepared ? c->state_page_bytes : 0;
     for (uint32_t g = 0; g < c->n_groups; g++)
-        bytes += table_bytes(c, r, g, length, prepared);
+        bytes += table_bytes(c, r, g, length, prepared) + shadow_bytes(c, r, g, length, prepared);
     return bytes;
 }
 
@@ -201,12 +254,23 @@ static uint64_t table_most_bytes(const struct kv_cache *c, uint32_t group, uint3
     return pages * own; /* it has dropped the smaller pages of the exact start by then */
 }
 
+/* The most bytes of shadows, with a copy of one that a fork has, too. */
+static uint64_t shadows_most_bytes(const struct kv_cache *c, uint32_t group, uint32_t length,
+                                   uint32_t step) {
+    const uint32_t shadow = cache_shadow_of(c, group, LAYOUT_OWN);
+    const uint64_t crossed = ((uint64_t)step + TILE_TOKENS - 2) / TILE_TOKENS + 1,
+                   pages = pages_for(length);
+    return shadow == NO_LAYOUT
+               ? 0
+               : ((crossed < pages ? crossed : pages) + 1) * c->layouts[group][shadow].page_bytes;
+}
+
 uint64_t kv_cache_need_bytes(const struct kv_cache *c, uint32_t length, uint32_t step) {
     uint64_t bytes = 2 * c->state_page_bytes;
     for (uint32_t g = 0; g < c->n_groups; g++) {
         const size_t own = c->layouts[g][LAYOUT_OWN].page_bytes,
                      start = c->layouts[g][LAYOUT_START].page_bytes;
-        bytes += table_most_bytes(c, g, length, step);
+        bytes += table_most_bytes(c, g, length, step) + shadows_most_bytes(c, g, length, step);
         bytes += c->rule.start_pages && start > own ? start : own;
     }
     return bytes;
@@ -243,6 +307,8 @@ kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, 
     for (uint32_t g = 0; g < n_groups; g++)
         for (uint32_t i = LAYOUT_OWN; i <= LAYOUT_START; i++)
             TRY_GOTO(layout_register(c, g, i, err));
+    for (uint32_t g = 0; g < n_groups; g++)
+        TRY_GOTO(layout_register(c, g, c->groups[g].shadow[LAYOUT_OWN], err));
     if (c->state_page_bytes)
         TRY_GOTO(page_class(c->pool, (size_t)c->state_page_bytes, (struct kv_format){0},
                             (struct kv_format){0}, &c->state_class, err));
@@ -264,13 +330,17 @@ void kv_cache_keep_ready(struct kv_cache *c, uint32_t sequences, uint64_t load_b
     enum { BUDGET_PART = 16, LOADS_PART = 2 };
     uint64_t each = c->state_page_bytes;
     for (uint32_t g = 0; g < c->n_groups; g++)
-        each += c->layouts[g][LAYOUT_OWN].page_bytes;
+        each += c->layouts[g][LAYOUT_OWN].page_bytes + shadows_most_bytes(c, g, 1, 1) / 2;
     const uint64_t budget = c->options.budget_bytes,
                    pages = min_size(sequences, budget / BUDGET_PART / each),
                    loads = min_size(load_bytes, budget / LOADS_PART) / each,
                    at_rest = max_size(pages, loads);
-    for (uint32_t g = 0; g < c->n_groups; g++)
+    for (uint32_t g = 0; g < c->n_groups; g++) {
+        const uint32_t shadow = cache_shadow_of(c, g, LAYOUT_OWN);
         pool_keep_ready(c->pool, c->groups[g].page_class[LAYOUT_OWN], pages, at_rest);
+        if (shadow != NO_LAYOUT)
+            pool_keep_ready(c->pool, c->groups[g].page_class[shadow], pages, pages);
+    }
     if (c->state_page_bytes)
         pool_keep_ready(c->pool, c->state_class, pages, pages);
     pool_ahead_begin(c->pool);
@@ -286,6 +356,18 @@ void kv_cache_formats(const struct kv_cache *c, uint32_t group, struct kv_format
     *v = c->layouts[group][LAYOUT_OWN].v.format;
 }
 
+const struct page_layout *kv_cache_layout(const struct kv_cache *c, uint32_t group, bool full) {
+    const uint32_t shadow = cache_shadow_of(c, group, LAYOUT_OWN);
+    return &c->layouts[group][full || shadow == NO_LAYOUT ? LAYOUT_OWN : shadow];
+}
+
+bool kv_cache_is_whole(const struct kv_cache *c) {
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        if (cache_is_whole(c, g, LAYOUT_OWN))
+            return true;
+    return false;
+}
+
 uint32_t kv_cache_start_pages(const struct kv_cache *c) {
     return c->rule.start_pages;
 }
@@ -299,6 +381,7 @@ void page_requantize(const struct kv_cache *c, uint32_t group, uint32_t number, 
                                                .from_addr = from.addr,
                                                .to_addr = to.addr,
                                                .centre = c->groups[group].shape.centre,
+                                               .basis = c->groups[group].shape.basis,
                                                .position = number * TILE_TOKENS,
                                                .rows = rows};
     ASSERT(rows > 0 && rows <= TILE_TOKENS && from.addr != to.addr);

@@ -30,11 +30,13 @@
  *   CACHE-7  The format belongs to the page: it is an entry of its group's layouts, a table that
  *            only grows. Which entry a page has is a function of its number (--quantized-kv-start)
  *            until seq_requantize gives all pages of that sequence another one. Whether its keys
- *            are centred belongs to the page, too: affine keys are if the group has a centre, 16-
- *            and 32-bit keys never are.
+ *            are centred belongs to the page, too: keys of codes are if the group has a centre, 16-
+ *            and 32-bit keys are not (but in shadows); and so does the basis of its rows.
  *   CACHE-8  A sequence's state (recurrent layers) is the one after its last committed token. It is
  *            written only while that sequence alone holds it. Snapshots and forks share it; the
  *            next step copies it first. So what a snapshot holds never changes.
+ *   CACHE-9  A page that is encoded when it is full is all zeros before; its rows are in a shadow, a
+ *            page of its own in the same budget (seq_shadow.c).
  *
  * Everything here runs on the one thread that owns the cache. After seq_create and seq_reserve only
  * seq_fork, seq_snapshot and seq_requantize allocate, and these are no part of a step.
@@ -115,6 +117,8 @@ struct kv_shape {
     bool fixed_format;     /* seq_requantize and the prefix tree leave its format as it is */
     /* Borrowed for the cache's life: what affine keys are centred with; NULL: nothing is centred */
     const struct key_centre *centre;
+    /* Likewise, for keys of KV_TILE; NULL: they are rotated by Hadamard */
+    const struct key_basis *basis;
 };
 
 struct kv_cache;
@@ -143,6 +147,11 @@ bool kv_cache_is_recurrent(const struct kv_cache *c); /* sequences have states *
  * two, sees: a window or rotation shorter than the step. So a sequence that has to be found again
  * at `point` needs a step that ends there. */
 bool kv_cache_outruns(const struct kv_cache *c, uint32_t from, uint32_t point, uint32_t to);
+/* What the rows of a group's page are stored in, after the exact start: a full one, and one that is
+ * not, which is another layout if pages are encoded when they are full. */
+const struct page_layout *kv_cache_layout(const struct kv_cache *c, uint32_t group, bool full);
+/* Whether pages are encoded when they are full: then hits end where a page does. */
+bool kv_cache_is_whole(const struct kv_cache *c);
 /* A group's settled formats. */
 void kv_cache_formats(const struct kv_cache *c, uint32_t group, struct kv_format *k,
                       struct kv_format *v);
@@ -193,8 +202,9 @@ void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n);
  * Length 0 always works.
  *
  * With recurrent layers the new length is that of the newest snapshot at or before `length`
- * whose pages are still held, or 0; this never fails. The tokens from *reached to `length` must
- * be run again; seq_tokens still has them until the next commit. */
+ * whose pages are still held, or 0; this never fails. If `length` is inside a full page that was
+ * encoded whole, the new length is at most the page's start. The tokens from *reached to `length`
+ * must be run again; seq_tokens still has them until the next commit. */
 kvasir_status seq_trim(struct kv_seq *s, uint32_t length, uint32_t *reached,
                        kvasir_error *err) MUST_CHECK;
 /* What *reached would be, if the trim does not fail. Changes nothing. */
@@ -219,6 +229,10 @@ uint64_t seq_bytes_16bit(const struct kv_seq *s);
 void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view);
 /* The state as a step sees it, likewise. Only if the cache has state_bytes. */
 void seq_state(const struct kv_seq *s, struct state_view *view);
+/* The layout of the tiles of page `number`: of its codes, or if it is encoded when it is full and not
+ * full yet (by what is prepared, in a step) that of its rows at 16 bits. NULL: the tables do not
+ * hold it. */
+const struct page_layout *seq_page_layout(const struct kv_seq *s, uint32_t group, uint32_t number);
 /* Copies a stored tile: K or V of one head in page `number`. Positions from the length on hold
  * nothing. layer counts inside the group. *layout: the tile's layout; bytes [layout->bytes].
  * *there is false if the page is not in the table; then nothing else is set. */
@@ -237,8 +251,8 @@ void seq_write_state(struct kv_seq *s, const void *state);
 /* Declares that the group's positions from the kept ones up to `first` hold nothing. Trims after
  * which a query would see them are refused. */
 void seq_mark_missing(struct kv_seq *s, uint32_t group, uint32_t first);
-/* Decodes n stored rows of one page: rows [n][head_dim]. layer counts inside the group.
- * *centred: the rows lack their centre. Slow: for tests and tools. */
+/* Decodes n stored rows of one page, in the plain basis: rows [n][head_dim]. layer counts inside the
+ * group. *centred: the rows lack their centre. Slow: for tests and tools. */
 kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
                        uint32_t head, uint32_t position, uint32_t n, float *rows, bool *centred,
                        kvasir_error *err) MUST_CHECK;

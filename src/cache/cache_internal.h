@@ -53,14 +53,16 @@ struct kv_group {
     struct kv_shape shape;
     uint32_t n_layouts;                     /* registered, for the cache's life */
     uint32_t page_class[CACHE_LAYOUTS_MAX]; /* of each layout */
-    bool centred;                           /* some layout is */
+    uint32_t shadow[CACHE_LAYOUTS_MAX]; /* layout of the shadows of its pages; NO_LAYOUT: none */
+    bool centred;                       /* some layout is */
     uint32_t keep, span; /* a query at p sees positions < keep and those in (p - span, p] */
     uint32_t kept_pages; /* pages that hold positions < keep: never dropped */
 };
 
-/* The first two layouts of a group: the cache's formats, those of the exact start. The others
- * come from seq_requantize and the prefix tree. */
+/* The first two layouts of a group: the cache's formats, those of the exact start. The others are
+ * those of shadows, and come from seq_requantize and the prefix tree. */
 enum { LAYOUT_OWN, LAYOUT_START };
+#define NO_LAYOUT UINT32_MAX
 
 /* Which of its group's layouts a page has: one rule for all pages of a sequence (CACHE-7). */
 struct layout_rule {
@@ -83,6 +85,15 @@ struct kv_cache {
     uint32_t state_class;      /* class of states, if there are any */
     uint64_t state_page_bytes; /* of one state's page; 0: there are no states */
 };
+
+/* The layout of the shadows of pages of a layout; NO_LAYOUT: they have none (seq_shadow.c). */
+static inline uint32_t cache_shadow_of(const struct kv_cache *c, uint32_t group, uint32_t layout) {
+    return c->groups[group].shadow[layout];
+}
+/* Whether a sequence can go on inside the page only with its shadow. */
+static inline bool cache_is_whole(const struct kv_cache *c, uint32_t group, uint32_t layout) {
+    return cache_shadow_of(c, group, layout) != NO_LAYOUT;
+}
 
 /* Finds the rule of a sequence that has K and V in these formats from its first token on. New
  * layouts are written after the group's registered ones, for the caller to plan with. */

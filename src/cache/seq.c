@@ -23,39 +23,13 @@
  *          sequence: seq_prepare copies it if anyone else holds it.
  *   SEQ-4  From seq_prepare on, slots of that page at and after `length` read as zeros or as what
  *          this step writes, never as tokens of another branch.
+ *   SEQ-5  Pages that are encoded when they are full have shadows, which hold their rows until then:
+ *          between steps the partly filled page of position `length`, in a step all that it writes
+ *          to (seq_shadow.c). SEQ-3 and SEQ-4 hold for the shadow, too.
  */
 #include <string.h>
 
-#include "cache/cache_internal.h"
-
-struct table {
-    struct kv_page *pages; /* [cap] */
-    uint32_t n, cap;
-    uint32_t base_page; /* number of the first page after the kept ones */
-    uint32_t missing;   /* positions from the kept ones to here hold nothing (seq_mark_missing) */
-};
-
-/* The recurrent layers' state after `length` tokens; addr is its page. */
-struct snapshot {
-    uint32_t length, addr;
-};
-
-struct kv_seq {
-    struct kv_cache *cache;
-    struct layout_rule rule; /* layouts of all pages of its tables, also of new ones */
-    int32_t *tokens;         /* [token_cap] */
-    uint32_t token_cap;
-    uint32_t length, prepared;
-    /* Computing its tokens again would give other bytes: some are from a file, or requantized. */
-    bool not_reproducible;
-    bool stale_tail; /* slots from `length` on in the open page may hold another branch's tokens */
-    struct table tables[CACHE_GROUPS_MAX];
-    /* recurrent layers */
-    uint32_t state; /* its page, if has_state; without one the state is all zeros */
-    bool has_state;
-    struct snapshot *snapshots; /* [n_snapshots], rising by length; each holds a reference */
-    uint32_t n_snapshots, cap_snapshots;
-};
+#include "cache/seq_internal.h"
 
 /* ---- which pages a table holds: functions of positions alone --------------------------------- */
 
@@ -77,8 +51,7 @@ static bool state_is_shared(const struct kv_seq *s) {
     return s->has_state && page_shared(s->cache->pool, s->state);
 }
 
-/* Number of entries of a table that covers positions before `length`. */
-static uint32_t entries_for(const struct kv_seq *s, uint32_t group, uint32_t length) {
+uint32_t seq_entries_for(const struct kv_seq *s, uint32_t group, uint32_t length) {
     uint32_t pages = pages_for(length), kept = s->cache->groups[group].kept_pages;
     return pages <= kept ? pages : kept + (pages - s->tables[group].base_page);
 }
@@ -105,6 +78,8 @@ static uint64_t copy_bytes(const struct kv_seq *s) {
         if (open_is_shared(s, g))
             bytes +=
                 s->cache->layouts[g][layout_of(&s->rule, g, s->length / TILE_TOKENS)].page_bytes;
+    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+        bytes += shadow_copy_bytes(s, g);
     return bytes;
 }
 
@@ -122,20 +97,19 @@ kvasir_status seq_create(struct kv_cache *c, struct kv_seq **out, kvasir_error *
     return KVASIR_OK;
 }
 
-static void table_truncate(struct kv_seq *s, uint32_t group, uint32_t n) {
+void seq_table_truncate(struct kv_seq *s, uint32_t group, uint32_t n) {
     struct table *t = &s->tables[group];
     while (t->n > n)
         page_unref(s->cache->pool, t->pages[--t->n].addr);
 }
 
-static void state_drop(struct kv_seq *s) {
+void seq_state_drop(struct kv_seq *s) {
     if (s->has_state)
         page_unref(s->cache->pool, s->state);
     s->has_state = false;
 }
 
-/* Forgets the snapshots from entry n on. */
-static void snapshots_truncate(struct kv_seq *s, uint32_t n) {
+void seq_snapshots_truncate(struct kv_seq *s, uint32_t n) {
     while (s->n_snapshots > n)
         page_unref(s->cache->pool, s->snapshots[--s->n_snapshots].addr);
 }
@@ -143,11 +117,12 @@ static void snapshots_truncate(struct kv_seq *s, uint32_t n) {
 void seq_destroy(struct kv_seq *s) {
     if (!s)
         return;
-    state_drop(s);
-    snapshots_truncate(s, 0);
+    seq_state_drop(s);
+    seq_snapshots_truncate(s, 0);
     mem_free(s->snapshots);
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
-        table_truncate(s, g, 0);
+        seq_table_truncate(s, g, 0);
+        shadows_free(s, g);
         mem_free(s->tables[g].pages);
     }
     mem_free(s->tokens);
@@ -213,8 +188,10 @@ static uint32_t entries_until(const struct kv_group *g, uint32_t length) {
 
 kvasir_status seq_reserve(struct kv_seq *s, uint32_t length, kvasir_error *err) {
     TRY(token_room(s, length, err));
-    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
         TRY(table_room(&s->tables[g], entries_until(&s->cache->groups[g], length), err));
+        TRY(shadows_reserve(s, g, err));
+    }
     return KVASIR_OK;
 }
 
@@ -222,7 +199,8 @@ uint64_t seq_overhead_bytes(const struct kv_cache *c, uint32_t length) {
     uint64_t bytes = sizeof(struct kv_seq) + grown(0, TOKENS_LEAST, length) * sizeof(int32_t);
     for (uint32_t g = 0; g < c->n_groups; g++)
         bytes +=
-            grown(0, TABLE_LEAST, entries_until(&c->groups[g], length)) * sizeof(struct kv_page);
+            grown(0, TABLE_LEAST, entries_until(&c->groups[g], length)) * sizeof(struct kv_page) +
+            shadows_overhead_bytes(c, g);
     return bytes;
 }
 
@@ -232,10 +210,12 @@ kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err)
     TRY(seq_create(s->cache, &f, err));
     kvasir_status status;
     TRY_GOTO(token_room(f, s->length, err));
-    for (uint32_t g = 0; g < s->cache->n_groups; g++)
-        TRY_GOTO(table_room(&f->tables[g], s->tables[g].n, err));
-    TRY_GOTO(snapshot_room(f, s->n_snapshots, err));
     f->rule = s->rule;
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
+        TRY_GOTO(table_room(&f->tables[g], s->tables[g].n, err));
+        TRY_GOTO(shadows_reserve(f, g, err));
+    }
+    TRY_GOTO(snapshot_room(f, s->n_snapshots, err));
     f->not_reproducible = s->not_reproducible;
     f->stale_tail = s->stale_tail;
     f->length = f->prepared = s->length;
@@ -259,6 +239,7 @@ kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err)
             to->pages[i] = from->pages[i];
             page_ref(s->cache->pool, to->pages[i].addr);
         }
+        shadows_fork(s, g, f);
     }
     *out = f;
     return KVASIR_OK;
@@ -288,6 +269,9 @@ uint64_t seq_bytes(const struct kv_seq *s) {
     for (uint32_t g = 0; g < s->cache->n_groups; g++)
         for (uint32_t i = 0; i < s->tables[g].n; i++)
             bytes += s->cache->layouts[g][s->tables[g].pages[i].layout].page_bytes;
+    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+        for (uint32_t i = 0; i < s->tables[g].n_shadows; i++)
+            bytes += s->cache->layouts[g][s->tables[g].shadows[i].layout].page_bytes;
     return bytes;
 }
 
@@ -307,13 +291,35 @@ void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view) {
         .arena = pool_arena(s->cache->pool),
         .layouts = s->cache->layouts[group],
         .centre = g->centred ? g->shape.centre : NULL,
+        .basis = g->shape.basis,
         .pages = t->pages,
+        .shadows = t->shadows,
+        .n_shadows = t->n_shadows,
+        .shadow_first = t->shadow_first,
         .n_pages = t->n,
         .kept_pages = g->kept_pages,
         .base_page = t->base_page,
         .keep = g->keep,
         .span = g->span,
     };
+}
+
+/* The page of the tables that holds the rows of page `number`: its shadow until the page is full.
+ * NULL: the tables do not hold it. */
+static const struct kv_page *find_page(const struct kv_seq *s, const struct kv_view *view,
+                                       uint32_t number) {
+    const uint32_t i = kv_view_index(view, number);
+    const struct kv_page *shadow = kv_view_shadow(view, number);
+    if (shadow && number == s->prepared / TILE_TOKENS)
+        return shadow;
+    return i == UINT32_MAX ? NULL : &view->pages[i];
+}
+
+const struct page_layout *seq_page_layout(const struct kv_seq *s, uint32_t group, uint32_t number) {
+    struct kv_view view;
+    seq_view(s, group, &view);
+    const struct kv_page *page = find_page(s, &view, number);
+    return page ? &view.layouts[page->layout] : NULL;
 }
 
 /* Layout of page `number`, and in *at the offset of one of its tiles in the arena. NULL: the
@@ -323,12 +329,12 @@ static const struct page_layout *find_tile(const struct kv_seq *s, uint32_t grou
                                            uint32_t number, size_t *at) {
     struct kv_view view;
     seq_view(s, group, &view);
-    uint32_t i = kv_view_index(&view, number);
-    if (i == UINT32_MAX)
+    const struct kv_page *page = find_page(s, &view, number);
+    if (!page)
         return NULL;
-    const struct page_layout *l = &view.layouts[view.pages[i].layout];
+    const struct page_layout *l = &view.layouts[page->layout];
     ASSERT(layer < l->layers && head < l->kv_heads);
-    *at = page_offset(view.pages[i].addr) + page_tile(l, layer, head, part);
+    *at = page_offset(page->addr) + page_tile(l, layer, head, part);
     return l;
 }
 
@@ -389,8 +395,12 @@ kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind pa
         return fail(err, KVASIR_ERR_MEMORY, "reading the cache: out of memory");
     const kvasir_status status =
         backend_arena_read(s->cache->backend, pool_arena(s->cache->pool), at, copy, tl->bytes, err);
-    for (uint32_t r = 0; status == KVASIR_OK && r < n; r++)
-        tile_decode_row(tl, copy, position % TILE_TOKENS + r, rows + (size_t)r * tl->head_dim);
+    const struct row_place place = {part, layer, head, position};
+    for (uint32_t r = 0; status == KVASIR_OK && r < n; r++) {
+        float *row = rows + (size_t)r * tl->head_dim;
+        tile_decode_row(tl, copy, position % TILE_TOKENS + r, row);
+        page_row_to_plain(l, s->cache->groups[group].shape.basis, &place, row);
+    }
     mem_free(copy);
     return status;
 }
@@ -408,7 +418,7 @@ kvasir_status seq_begin_at(struct kv_seq *s, const int32_t *tokens, uint32_t len
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
         struct table *t = &s->tables[g];
         t->base_page = first_held(&s->cache->groups[g], length);
-        const uint32_t n = entries_for(s, g, length);
+        const uint32_t n = seq_entries_for(s, g, length);
         kvasir_status status = table_room(t, n, err);
         if (status != KVASIR_OK) {
             for (uint32_t i = 0; i <= g; i++) {
@@ -506,7 +516,8 @@ static void open_clear_tail(struct kv_seq *s, uint32_t group) {
     const int64_t entry = open_entry(s, group);
     if (entry < 0)
         return;
-    const struct kv_page *page = &s->tables[group].pages[entry];
+    const struct table *t = &s->tables[group];
+    const struct kv_page *page = t->n_shadows ? &t->shadows[0] : &t->pages[entry];
     ASSERT(!page_shared(c->pool, page->addr));
     page_clear_tail(c->backend, pool_arena(c->pool), &c->layouts[group][page->layout], page->addr,
                     s->length % TILE_TOKENS);
@@ -544,6 +555,7 @@ kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) {
     TRY_GOTO(state_unshare(s, err));
     for (uint32_t g = 0; g < c->n_groups; g++) {
         TRY_GOTO(open_unshare(s, g, err));
+        TRY_GOTO(shadows_prepare(s, g, end, err));
         for (uint32_t number = pages_for(s->length); number < pages_for(end); number++)
             TRY_GOTO(table_push(s, g, number, err));
     }
@@ -555,9 +567,11 @@ kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) {
 done:
     /* Open pages and states that were made private remain so: they hold the same bytes. */
     if (s->length == 0)
-        state_drop(s);
-    for (uint32_t g = 0; g < c->n_groups; g++)
-        table_truncate(s, g, entries_for(s, g, s->length));
+        seq_state_drop(s);
+    for (uint32_t g = 0; g < c->n_groups; g++) {
+        seq_table_truncate(s, g, seq_entries_for(s, g, s->length));
+        shadows_keep(s, g, s->length);
+    }
     return status;
 }
 
@@ -576,123 +590,31 @@ static void drop_unseen(struct kv_seq *s, uint32_t group) {
             (t->n - g->kept_pages) * sizeof *t->pages);
 }
 
-/* True if the group's table still has every page that a query at `length` sees. */
-static bool can_trim(const struct kv_seq *s, uint32_t group, uint32_t length) {
-    const struct kv_group *g = &s->cache->groups[group];
-    const struct table *t = &s->tables[group];
-    if (pages_for(length) <= g->kept_pages && (!t->missing || length <= g->keep))
-        return true;
-    const uint32_t start = g->span == UINT32_MAX || length < g->span ? 0 : length + 1 - g->span;
-    return first_seen(g, length) >= t->base_page && start >= t->missing;
-}
-
-static bool can_trim_all(const struct kv_seq *s, uint32_t length) {
-    for (uint32_t g = 0; g < s->cache->n_groups; g++)
-        if (!can_trim(s, g, length))
-            return false;
-    return true;
-}
-
 /* Drops the snapshots to which no trim can return, because pages that they need are gone. */
 static void drop_useless(struct kv_seq *s) {
-    uint32_t drop = 0;
-    while (drop < s->n_snapshots && !can_trim_all(s, s->snapshots[drop].length))
-        page_unref(s->cache->pool, s->snapshots[drop++].addr);
-    s->n_snapshots -= drop;
-    if (drop)
-        memmove(s->snapshots, s->snapshots + drop, s->n_snapshots * sizeof *s->snapshots);
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < s->n_snapshots; i++)
+        if (seq_can_trim(s, s->snapshots[i].length))
+            s->snapshots[kept++] = s->snapshots[i];
+        else
+            page_unref(s->cache->pool, s->snapshots[i].addr);
+    s->n_snapshots = kept;
 }
 
 void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n) {
+    const uint32_t before = s->length;
     ASSERT(n <= s->prepared - s->length);
     /* After a trim, `tokens` may be this very memory. */
     memmove(s->tokens + s->length, tokens, n * sizeof *tokens);
     s->length += n;
     s->prepared = s->length;
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
-        table_truncate(s, g, entries_for(s, g, s->length)); /* pages that were not used */
+        seq_table_truncate(s, g, seq_entries_for(s, g, s->length)); /* pages that were not used */
         drop_unseen(s, g);
+        shadows_keep(s, g, s->length);
     }
-    drop_useless(s);
-}
-
-/* ---- shrinking ------------------------------------------------------------------------------- */
-
-/* The error names the nearest lengths that work: up to `below`, and from `above` on. */
-static kvasir_status fail_trim(const struct kv_seq *s, uint32_t length, kvasir_error *err) {
-    uint32_t below = length, above = length;
-    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
-        const struct kv_group *group = &s->cache->groups[g];
-        if (can_trim(s, g, length))
-            continue;
-        const struct table *t = &s->tables[g];
-        uint32_t kept = t->missing ? group->keep : group->kept_pages * TILE_TOKENS,
-                 first = t->base_page * TILE_TOKENS;
-        uint32_t held = (first > t->missing ? first : t->missing) + group->span - 1;
-        below = kept < below ? kept : below;
-        above = held > above ? held : above;
-    }
-    return fail(err, KVASIR_ERR_ARGUMENT,
-                "cannot trim to %u tokens: pages that the next one sees were dropped; %u or "
-                "less, or %u or more, works",
-                length, below, above);
-}
-
-static void trim_pages(struct kv_seq *s, uint32_t length) {
-    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
-        uint32_t kept = s->cache->groups[g].kept_pages;
-        table_truncate(s, g, entries_for(s, g, length));
-        if (pages_for(length) <= kept)
-            s->tables[g].base_page = kept;
-        if (length == 0)
-            s->tables[g].missing = 0;
-    }
-    s->stale_tail = s->stale_tail || length < s->prepared;
-    s->length = s->prepared = length;
-    if (length == 0)
-        s->not_reproducible = false;
-}
-
-/* How many snapshots a trim to `length` leaves: up to the newest usable one. */
-static uint32_t snapshots_until(const struct kv_seq *s, uint32_t length) {
-    uint32_t n = s->n_snapshots;
-    while (n > 0 &&
-           (s->snapshots[n - 1].length > length || !can_trim_all(s, s->snapshots[n - 1].length)))
-        n--;
-    return n;
-}
-
-/* Goes back to the newest usable snapshot at or before `length`, or to nothing. */
-static void trim_state(struct kv_seq *s, uint32_t length) {
-    const uint32_t n = snapshots_until(s, length);
-    snapshots_truncate(s, n);
-    state_drop(s);
-    if (n > 0) {
-        s->state = s->snapshots[n - 1].addr;
-        s->has_state = true;
-        page_ref(s->cache->pool, s->state);
-    }
-    trim_pages(s, n > 0 ? s->snapshots[n - 1].length : 0);
-}
-
-uint32_t seq_trim_reach(const struct kv_seq *s, uint32_t length) {
-    if (!s->cache->state_page_bytes || length >= s->length)
-        return length;
-    const uint32_t n = snapshots_until(s, length);
-    return n > 0 ? s->snapshots[n - 1].length : 0;
-}
-
-kvasir_status seq_trim(struct kv_seq *s, uint32_t length, uint32_t *reached, kvasir_error *err) {
-    if (length > s->length)
-        return fail(err, KVASIR_ERR_ARGUMENT, "cannot trim %u tokens to %u", s->length, length);
-    if (s->cache->state_page_bytes && length < s->length)
-        trim_state(s, length);
-    else if (can_trim_all(s, length))
-        trim_pages(s, length);
-    else
-        return fail_trim(s, length, err);
-    *reached = s->length;
-    return KVASIR_OK;
+    if (before / TILE_TOKENS != s->length / TILE_TOKENS) /* pages and shadows went */
+        drop_useless(s);
 }
 
 kvasir_status seq_snapshot(struct kv_seq *s, kvasir_error *err) {
@@ -703,93 +625,4 @@ kvasir_status seq_snapshot(struct kv_seq *s, kvasir_error *err) {
     s->snapshots[s->n_snapshots++] = (struct snapshot){s->length, s->state};
     page_ref(s->cache->pool, s->state);
     return KVASIR_OK;
-}
-
-/* ---- other formats --------------------------------------------------------------------------- */
-
-/* Page number of a table's entry. */
-static uint32_t number_of(const struct kv_seq *s, uint32_t group, uint32_t entry) {
-    uint32_t kept = s->cache->groups[group].kept_pages;
-    return entry < kept ? entry : s->tables[group].base_page + (entry - kept);
-}
-
-/* Whether an entry's page does not have the layout that the rule gives it. */
-static bool must_change(const struct kv_seq *s, const struct layout_rule *rule, uint32_t group,
-                        uint32_t entry) {
-    return s->tables[group].pages[entry].layout !=
-           layout_of(rule, group, number_of(s, group, entry));
-}
-
-/* The most bytes in use beyond those in use now, while pages are exchanged one by one. Dropping
- * a page that somebody else holds frees nothing. */
-static uint64_t requantize_bytes(const struct kv_seq *s, const struct layout_rule *rule) {
-    uint64_t taken = 0, given = 0, most = 0;
-    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
-        const struct page_layout *layouts = s->cache->layouts[g];
-        const struct table *t = &s->tables[g];
-        for (uint32_t i = 0; i < t->n; i++) {
-            if (!must_change(s, rule, g, i))
-                continue;
-            taken += layouts[layout_of(rule, g, number_of(s, g, i))].page_bytes;
-            if (taken > given && taken - given > most)
-                most = taken - given;
-            if (!page_shared(s->cache->pool, t->pages[i].addr))
-                given += layouts[t->pages[i].layout].page_bytes;
-        }
-    }
-    return most;
-}
-
-/* Claims address space for all new pages. Groups may share a page class, so pages are counted
- * first. */
-static kvasir_status requantize_claim(const struct kv_seq *s, const struct layout_rule *rule,
-                                      kvasir_error *err) {
-    const struct kv_cache *c = s->cache;
-    uint64_t pages[PAGE_CLASSES_MAX] = {0};
-    for (uint32_t g = 0; g < c->n_groups; g++)
-        for (uint32_t i = 0; i < s->tables[g].n; i++)
-            if (must_change(s, rule, g, i))
-                pages[c->groups[g].page_class[layout_of(rule, g, number_of(s, g, i))]]++;
-    for (uint32_t i = 0; i < PAGE_CLASSES_MAX; i++)
-        if (pages[i])
-            TRY(pool_claim(c->pool, i, pages[i], err));
-    return KVASIR_OK;
-}
-
-/* Cannot fail: budget and address space have been checked. */
-static void requantize_entry(struct kv_seq *s, const struct layout_rule *rule, uint32_t group,
-                             uint32_t entry) {
-    struct kv_cache *c = s->cache;
-    struct kv_page *page = &s->tables[group].pages[entry], to = {0};
-    uint32_t number = number_of(s, group, entry), layout = layout_of(rule, group, number);
-    kvasir_status status = page_take(c->pool, c->groups[group].page_class[layout], &to.addr, NULL);
-    ASSERT(status == KVASIR_OK);
-    (void)status;
-    to.layout = (uint16_t)layout;
-    uint32_t rows = s->length - number * TILE_TOKENS;
-    page_requantize(c, group, number, rows < TILE_TOKENS ? rows : TILE_TOKENS, *page, to);
-    page_unref(c->pool, page->addr);
-    *page = to;
-}
-
-kvasir_status seq_requantize(struct kv_seq *s, struct kv_format k, struct kv_format v,
-                             uint32_t group_k, uint32_t group_v, kvasir_error *err) {
-    struct kv_cache *c = s->cache;
-    struct layout_rule rule;
-    kvasir_status status;
-    ASSERT(s->prepared == s->length);
-    TRY(cache_rule_find(c, k, v, group_k, group_v, &rule, err));
-    TRY(pool_check_room(c->pool, requantize_bytes(s, &rule), err));
-    TRY(cache_rule_adopt(c, &rule, err));
-    TRY_GOTO(requantize_claim(s, &rule, err));
-    for (uint32_t g = 0; g < c->n_groups; g++)
-        for (uint32_t i = 0; i < s->tables[g].n; i++)
-            if (must_change(s, &rule, g, i)) {
-                requantize_entry(s, &rule, g, i);
-                s->not_reproducible = true;
-            }
-    s->rule = rule;
-done:
-    pool_unclaim(c->pool);
-    return status;
 }

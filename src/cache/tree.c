@@ -347,10 +347,19 @@ static void store_hit_point(struct prefix_tree *t, uint32_t x, struct kv_seq *s)
     }
 }
 
+/* Whether page `number` is encoded when it is full: before that it is nothing to store. */
+static bool ends_in_whole(const struct kv_cache *c, uint32_t number) {
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        if (cache_is_whole(c, g, layout_of(&c->rule, g, number)))
+            return true;
+    return false;
+}
+
 void tree_store_until(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s,
                       bool hit_point, uint64_t expires) {
-    const uint32_t length = seq_length(s),
-                   end = hit_point ? length : length / TILE_TOKENS * TILE_TOKENS;
+    const uint32_t length = seq_length(s), pages = length / TILE_TOKENS;
+    const bool inside = hit_point && !ends_in_whole(t->cache, pages);
+    const uint32_t end = inside ? length : pages * TILE_TOKENS;
     const bool can = at->node != TREE_NOWHERE && seq_is_plain(s);
     if (can && !store_path(t, at, s, end, expires))
         t->stats.rejections++;

@@ -25,7 +25,8 @@ static void gaps_pass(const struct prefix_tree *t, struct gaps *gaps, uint32_t x
 }
 
 /* Whether a sequence may start with `length` tokens, the last of them in node x: the tree has
- * all that its next query sees, and a page that it will write to has the live format. */
+ * all that its next query sees, and a page that it will write to has the live format, which is not
+ * encoded only when the page is full. */
 static bool serves(const struct prefix_tree *t, const struct gaps *gaps, uint32_t x,
                    uint32_t length) {
     const struct kv_cache *c = t->cache;
@@ -34,8 +35,9 @@ static bool serves(const struct prefix_tree *t, const struct gaps *gaps, uint32_
     for (uint32_t g = 0; g < c->n_groups; g++) {
         if (gaps->now[g] >= (int64_t)first_held(&c->groups[g], length))
             return false;
+        const uint32_t live = layout_of(&c->rule, g, length / TILE_TOKENS);
         if (length % TILE_TOKENS &&
-            node_page(t, x, g)->layout != layout_of(&c->rule, g, t->nodes[x].number))
+            (node_page(t, x, g)->layout != live || cache_is_whole(c, g, live)))
             return false;
     }
     return true;

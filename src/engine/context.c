@@ -86,9 +86,9 @@ static kvasir_layer_group group_of(const kvasir_context *c, uint32_t g) {
     kv_format_name(k, out.k_format);
     kv_format_name(v, out.v_format);
     const uint64_t tiles = (uint64_t)shape->layers * shape->kv_heads;
-    out.bytes_per_token = tiles *
-                          (kv_tile_bytes(k, shape->head_dim) + kv_tile_bytes(v, shape->head_dim)) /
-                          TILE_TOKENS;
+    out.bytes_per_token =
+        tiles * (tile_bytes(TILE_K, k, shape->head_dim) + tile_bytes(TILE_V, v, shape->head_dim)) /
+        TILE_TOKENS;
     out.bytes_per_token16 = tiles * shape->head_dim * 2 * sizeof(uint16_t);
     return out;
 }

@@ -177,7 +177,8 @@ bool fingerprint_put_context(struct text_buf *b, const struct kvasir_context *c,
         struct kv_format k, v;
         kv_cache_formats(c->cache, g, &k, &v);
         good = text_printf(b, "k %d %d %d v %d %d %d\n", k.bits, k.group, k.scalar, v.bits, v.group,
-                           v.scalar);
+                           v.scalar) &&
+               (k.kind == KV_ROWS || text_printf(b, "kind %d %d\n", k.kind, v.kind));
     }
     return good && put_variant(b, c) && put_centres(b, c->centres ? &c->centres->centre : NULL);
 }

@@ -50,7 +50,8 @@ kvasir_status formats_group_bytes(const struct kv_shape *shape, const struct kv_
             kv_format_settle(v, shape->head_dim, shape->v.bits ? shape->v.group : o->group_v, err);
     TRY(fail_of_field(status, err, "context.kv_group_size"));
     uint64_t tiles = (uint64_t)shape->layers * shape->kv_heads;
-    *bytes = tiles * (kv_tile_bytes(*k, shape->head_dim) + kv_tile_bytes(*v, shape->head_dim)) /
+    *bytes = tiles *
+             (tile_bytes(TILE_K, *k, shape->head_dim) + tile_bytes(TILE_V, *v, shape->head_dim)) /
              TILE_TOKENS;
     return KVASIR_OK;
 }

@@ -109,10 +109,6 @@ static kvasir_status check_rows(struct kvasir_prompt_cache *p, uint32_t layer,
     return KVASIR_OK;
 }
 
-static bool same_format(struct kv_format a, struct kv_format b) {
-    return a.bits == b.bits && a.group == b.group && a.scalar == b.scalar;
-}
-
 /* A group gets the formats of its first layer. Full layers rotate as the first of them does. */
 static kvasir_status take_shape(struct kvasir_prompt_cache *p, uint32_t layer,
                                 const struct prompt_entry *e, kvasir_error *err) {
@@ -128,7 +124,7 @@ static kvasir_status take_shape(struct kvasir_prompt_cache *p, uint32_t layer,
             p->keep = e->kv.keep;
         }
     }
-    if (!same_format(shape->k, k) || !same_format(shape->v, v))
+    if (!kv_format_equal(shape->k, k) || !kv_format_equal(shape->v, v))
         p->mixed = true;
     const bool ring = prompt_class_is_ring(e->class);
     if (!shape->window && (ring ? e->kv.max_size : 0) != p->max_size)
@@ -341,10 +337,12 @@ struct prompt_load {
     const struct kvasir_prompt_cache *p;
     const struct kvasir_context *ctx;
     bool convert;
-    const struct page_layout *layouts[CACHE_GROUPS_MAX]; /* of the page that is made */
+    /* of the pages that are made: full ones, and a last one that is not */
+    const struct page_layout *full[CACHE_GROUPS_MAX], *partial[CACHE_GROUPS_MAX];
     uint8_t *state; /* of recurrent layers at the file's end, once made */
     uint8_t codes[HEAD_DIM_MAX];
-    float scales[HEAD_DIM_MAX / 32], biases[HEAD_DIM_MAX / 32], row[HEAD_DIM_MAX];
+    float scales[HEAD_DIM_MAX / 32], biases[HEAD_DIM_MAX / 32];
+    float rows[TILE_TOKENS * HEAD_DIM_MAX]; /* of a tile that is encoded whole */
 };
 
 /* The first position from which on the file has all rows. It also has those below keep
@@ -387,15 +385,15 @@ static kvasir_status check_formats(const struct prompt_load *l, const struct kv_
         const struct tile_layout *tiles[] = {&view.layouts[0].k, &view.layouts[0].v};
         const struct kv_format formats[] = {l->p->shapes[g].k, l->p->shapes[g].v};
         for (int side = 0; side < 2 && !l->convert; side++)
-            if (l->p->mixed || !same_format(tiles[side]->format, formats[side]))
+            if (l->p->mixed || !kv_format_equal(tiles[side]->format, formats[side]))
                 return fail_field(err, KVASIR_ERR_ARGUMENT, "load.convert",
                                   "the file's %s is %s%s, the cache's %s: it must be converted",
                                   side ? "V" : "K", kv_format_name(formats[side], theirs),
                                   l->p->mixed ? " and others" : "",
                                   kv_format_name(tiles[side]->format, ours));
-        if (view.layouts[0].centred)
+        if (view.layouts[0].centred && !l->convert)
             return fail_field(err, KVASIR_ERR_ARGUMENT, "context.key_centre",
-                              "must be off: a file's keys are not centred");
+                              "must be off unless the file is converted: its keys are not centred");
     }
     if (kv_cache_start_pages(l->ctx->cache) && !l->convert)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "context.quantized_kv_start",
@@ -403,53 +401,78 @@ static kvasir_status check_formats(const struct prompt_load *l, const struct kv_
     return KVASIR_OK;
 }
 
-/* Writes row `row` of a head of the file to a slot of the tile. */
-static void put_row(struct prompt_load *l, const struct prompt_side *side, uint32_t head,
-                    uint32_t row, const struct tile_layout *layout, uint8_t *tile, uint32_t slot) {
-    if (kv_format_exact(side->format)) {
-        prompt_side_get_values(side, head, row, l->row);
-        tile_encode_row(layout, tile, slot, l->row);
-        return;
-    }
-    prompt_side_get_row(side, head, row, l->codes, l->scales, l->biases);
-    if (same_format(side->format, layout->format)) {
-        tile_put_row(layout, tile, slot, l->codes, l->scales, l->biases);
-        return;
-    }
-    affine_dequantize(l->codes, l->scales, l->biases, side->dim, side->format.group,
-                      side->format.scalar, l->row);
-    tile_encode_row(layout, tile, slot, l->row);
-}
-
 static bool has_rows(const struct prompt_load *l, uint32_t layer) {
     const struct model_config *c = model_config(l->p->model->model);
     return l->p->of_layer[layer] && c->layers[layer].kind == LAYER_ATTENTION;
 }
 
-static const struct tile_layout *tile_of(const struct prompt_load *l, uint32_t layer, int side) {
-    const struct page_layout *page = l->layouts[model_kv_place(l->p->model->model, layer).group];
-    return side ? &page->v : &page->k;
+/* The layout of a page that begins at token `first`, for one layer. */
+static const struct page_layout *layout_at(const struct prompt_load *l, uint32_t layer,
+                                           uint32_t first) {
+    const uint32_t group = model_kv_place(l->p->model->model, layer).group;
+    return l->p->offset - first < TILE_TOKENS ? l->partial[group] : l->full[group];
 }
 
 size_t prompt_load_page_bytes(const struct prompt_load *l) {
     size_t bytes = 0;
     for (uint32_t i = 0; i < model_config(l->p->model->model)->n_layers; i++)
-        for (int side = 0; side < 2 && has_rows(l, i); side++)
-            bytes += l->p->of_layer[i]->kv.heads * (size_t)tile_of(l, i, side)->bytes;
+        if (has_rows(l, i)) {
+            const uint32_t group = model_kv_place(l->p->model->model, i).group;
+            bytes += l->p->of_layer[i]->kv.heads *
+                     (size_t)max_u32(l->full[group]->head_bytes, l->partial[group]->head_bytes);
+        }
     return bytes;
+}
+
+/* Writes row `row` of a head of the file to its slot of the tile, or into l->rows. */
+static void put_row(struct prompt_load *l, const struct prompt_side *side,
+                    const struct row_place *at, uint32_t row, const struct page_layout *page,
+                    uint8_t *tile) {
+    const struct kv_shape *shape =
+        &l->ctx->options.shapes[model_kv_place(l->p->model->model, at->layer).group];
+    const struct tile_layout *layout = at->part == TILE_V ? &page->v : &page->k;
+    const uint32_t slot = at->position % TILE_TOKENS;
+    const bool centred = at->part == TILE_K && page->centred;
+    float *x = l->rows + (size_t)slot * layout->head_dim;
+    if (kv_format_exact(side->format)) {
+        prompt_side_get_values(side, at->head, row, x);
+    } else {
+        prompt_side_get_row(side, at->head, row, l->codes, l->scales, l->biases);
+        if (kv_format_equal(side->format, layout->format) && !centred) {
+            tile_put_row(layout, tile, slot, l->codes, l->scales, l->biases);
+            return;
+        }
+        affine_dequantize(l->codes, l->scales, l->biases, side->dim, side->format.group,
+                          side->format.scalar, x);
+    }
+    const struct row_place in_group = {
+        at->part, model_kv_place(l->p->model->model, at->layer).layer, at->head, at->position};
+    if (centred)
+        key_centre_add(shape->centre, in_group.layer, at->head, at->position, -1, x);
+    page_row_from_plain(page, shape->basis, &in_group, x);
+    if (!kv_format_whole(layout->format))
+        tile_encode_row(layout, tile, slot, x);
+    else
+        for (uint32_t i = 0; i < layout->head_dim; i++)
+            x[i] = scalar_round(SCALAR_F16, x[i]); /* as a shadow has it */
 }
 
 /* A tile: tokens [first, first + n) of a head. */
 static void make_tile(struct prompt_load *l, uint32_t layer, int side, uint32_t head,
                       uint32_t first, uint32_t n, uint8_t *tile) {
     const struct prompt_kv *kv = &l->p->of_layer[layer]->kv;
-    const struct tile_layout *layout = tile_of(l, layer, side);
+    const struct page_layout *page = layout_at(l, layer, first);
+    const struct tile_layout *layout = side ? &page->v : &page->k;
     memset(tile, 0, layout->bytes);
+    memset(l->rows, 0, TILE_TOKENS * layout->head_dim * sizeof *l->rows);
     for (uint32_t i = 0; i < n; i++) {
         const int64_t row = prompt_entry_row(kv, first + i);
+        const struct row_place at = {side ? TILE_V : TILE_K, layer, head, first + i};
         if (row >= 0)
-            put_row(l, &kv->sides[side], head, (uint32_t)row, layout, tile, i);
+            put_row(l, &kv->sides[side], &at, (uint32_t)row, page, tile);
     }
+    if (kv_format_whole(layout->format))
+        tile_encode(layout, tile, l->rows);
 }
 
 /* Copies values [a][b] of a state's tensor to to[i * stride_a + j * stride_b]. */
@@ -512,7 +535,7 @@ kvasir_status prompt_load_make(struct prompt_load *l, uint32_t first, uint8_t *t
         for (uint32_t head = 0; has_rows(l, i) && head < l->p->of_layer[i]->kv.heads; head++)
             for (int side = 0; side < 2; side++) {
                 make_tile(l, i, side, head, first, n, tiles);
-                tiles += tile_of(l, i, side)->bytes;
+                tiles += side ? layout_at(l, i, first)->v.bytes : layout_at(l, i, first)->k.bytes;
             }
     return n == left && l->ctx->options.cache.state_bytes ? make_state(l, err) : KVASIR_OK;
 }
@@ -532,11 +555,14 @@ void prompt_load_put(const struct prompt_load *l, struct kv_seq *seq, uint32_t n
                      const uint8_t *tiles) {
     for (uint32_t i = 0; i < model_config(l->p->model->model)->n_layers; i++) {
         const struct kv_place place = model_kv_place(l->p->model->model, i);
-        for (uint32_t head = 0; has_rows(l, i) && head < l->p->of_layer[i]->kv.heads; head++)
+        if (!has_rows(l, i))
+            continue;
+        const struct page_layout *page = layout_at(l, i, number * TILE_TOKENS);
+        for (uint32_t head = 0; head < l->p->of_layer[i]->kv.heads; head++)
             for (int side = 0; side < 2; side++) {
                 seq_write_tile(seq, place.group, side ? TILE_V : TILE_K, place.layer, head, number,
                                tiles);
-                tiles += tile_of(l, i, side)->bytes;
+                tiles += side ? page->v.bytes : page->k.bytes;
             }
     }
 }
@@ -581,9 +607,8 @@ kvasir_status prompt_load_begin(const struct kvasir_context *ctx,
     if (status == KVASIR_OK)
         status = check_load(l, *seq, err);
     for (uint32_t g = 0; status == KVASIR_OK && g < p->n_groups; g++) {
-        struct kv_view view;
-        seq_view(*seq, g, &view);
-        l->layouts[g] = &view.layouts[0];
+        l->full[g] = kv_cache_layout(ctx->cache, g, true);
+        l->partial[g] = kv_cache_layout(ctx->cache, g, false);
     }
     if (status == KVASIR_OK) {
         *out = l;
@@ -605,11 +630,8 @@ void prompt_load_destroy(struct prompt_load *l) {
 /* Pages that are quantized later have another layout at first. */
 static void note_layouts(struct prompt_load *l, const struct kv_seq *seq) {
     for (uint32_t g = 0; g < l->p->n_groups; g++) {
-        struct kv_view view;
-        seq_view(seq, g, &view);
-        const uint32_t index = kv_view_index(&view, seq_length(seq) / TILE_TOKENS);
-        ASSERT(index != UINT32_MAX);
-        l->layouts[g] = &view.layouts[view.pages[index].layout];
+        l->full[g] = l->partial[g] = seq_page_layout(seq, g, seq_length(seq) / TILE_TOKENS);
+        ASSERT(l->full[g]);
     }
 }
 

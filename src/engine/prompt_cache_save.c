@@ -15,6 +15,9 @@
  *     kvasir_act_bits, kvasir_tier,     how all rows were computed; absent if rows came from a file
  *     kvasir_arithmetic                 that says otherwise, or nothing. Keys are never centred.
  *
+ * Pages that are encoded when they are full are in no format of mlx's: their rows are written as
+ * float16 (KVCache), decoded, in the plain basis and with their centre.
+ *
  * mlx's ring holds one token more than the next query sees. If that token's page has been dropped,
  * the row is zeros. Nothing reads it: the next token overwrites it.
  */
@@ -28,8 +31,9 @@ struct source {
     struct saver *s;
     struct kv_place place;
     enum tile_kind side;
-    int part; /* 0 codes or values, 1 scales, 2 biases */
-    uint32_t rows, keep;
+    int part;                /* 0 codes or values, 1 scales, 2 biases */
+    struct kv_format format; /* in the file */
+    uint32_t dim, rows, keep;
 };
 
 struct saver {
@@ -42,6 +46,7 @@ struct saver {
     /* the tile that was read last */
     uint8_t *tile;
     const struct tile_layout *layout;
+    const struct page_layout *page;
     bool there;
     struct kv_place place;
     enum tile_kind side;
@@ -69,34 +74,46 @@ static kvasir_status find_tile(const struct source *from, uint32_t head, uint32_
     s->side = from->side;
     s->head = head;
     s->number = number;
+    s->page = seq_page_layout(s->seq->seq, from->place.group, number);
     return seq_read_tile(s->seq->seq, from->place.group, from->side, from->place.layer, head,
                          number, &s->there, &s->layout, s->tile, err);
 }
 
-static size_t part_bytes(const struct tile_layout *l, int part) {
-    const size_t scalar = l->format.scalar == SCALAR_F32 ? 4 : 2;
-    if (kv_format_exact(l->format))
-        return l->head_dim * scalar;
-    return part == 0 ? (size_t)l->head_dim * l->format.bits / 8 : l->groups * scalar;
+/* Of a row in the file, in this format. */
+static size_t part_bytes(const struct source *from) {
+    const size_t scalar = from->format.scalar == SCALAR_F32 ? 4 : 2, dim = from->dim;
+    if (kv_format_exact(from->format))
+        return dim * scalar;
+    return from->part == 0 ? dim * from->format.bits / 8 : dim / from->format.group * scalar;
 }
 
-static void write_row(const struct source *from, uint32_t position, uint8_t *out) {
+/* The decoded row, plain and with its centre. */
+static void make_plain(const struct source *from, uint32_t head, uint32_t position) {
     struct saver *s = from->s;
-    const struct tile_layout *l = s->layout;
-    const uint32_t slot = position % TILE_TOKENS;
+    const struct kv_shape *shape = &s->seq->ctx->options.shapes[from->place.group];
+    const struct row_place at = {from->side, from->place.layer, head, position};
+    tile_decode_row(s->layout, s->tile, position % TILE_TOKENS, s->row);
+    page_row_to_plain(s->page, shape->basis, &at, s->row);
+    if (from->side == TILE_K && s->page->centred)
+        key_centre_add(shape->centre, at.layer, head, position, 1, s->row);
+}
+
+static void write_row(const struct source *from, uint32_t head, uint32_t position, uint8_t *out) {
+    struct saver *s = from->s;
+    const uint32_t groups = from->part ? from->dim / from->format.group : 0;
     if (!s->there) {
-        memset(out, 0, part_bytes(l, from->part));
-    } else if (kv_format_exact(l->format)) {
-        tile_decode_row(l, s->tile, slot, s->row);
-        for (uint32_t i = 0; i < l->head_dim; i++)
-            scalar_store(l->format.scalar, out, i, s->row[i]);
+        memset(out, 0, part_bytes(from));
+    } else if (kv_format_exact(from->format)) {
+        make_plain(from, head, position);
+        for (uint32_t i = 0; i < from->dim; i++)
+            scalar_store(from->format.scalar, out, i, s->row[i]);
     } else {
-        tile_get_row(l, s->tile, slot, s->codes, s->scales, s->biases);
+        tile_get_row(s->layout, s->tile, position % TILE_TOKENS, s->codes, s->scales, s->biases);
         if (from->part == 0)
-            affine_pack_row(s->codes, l->head_dim, l->format.bits, (uint32_t *)out);
+            affine_pack_row(s->codes, from->dim, from->format.bits, (uint32_t *)out);
         const float *values = from->part == 1 ? s->scales : s->biases;
-        for (uint32_t g = 0; from->part && g < l->groups; g++)
-            scalar_store(l->format.scalar, out, g, values[g]);
+        for (uint32_t g = 0; g < groups; g++)
+            scalar_store(from->format.scalar, out, g, values[g]);
     }
 }
 
@@ -107,8 +124,8 @@ static kvasir_status make_rows(void *ctx, uint32_t head, uint32_t row, uint32_t 
     for (uint32_t r = row; r < row + n; r++) {
         uint32_t position = position_of(from, r);
         TRY(find_tile(from, head, position / TILE_TOKENS, err));
-        write_row(from, position, to);
-        to += part_bytes(from->s->layout, from->part);
+        write_row(from, head, position, to);
+        to += part_bytes(from);
     }
     return KVASIR_OK;
 }
@@ -121,19 +138,21 @@ static enum st_dtype dtype_of(enum scalar_type t) {
 
 static void describe_side(struct saver *s, uint32_t at, struct kv_place place, enum tile_kind kind,
                           const struct tile_layout *l, struct prompt_kv *kv) {
+    static const struct kv_format F16 = {16, SCALAR_F16, 0, KV_ROWS};
     struct prompt_side *side = &kv->sides[kind == TILE_V];
-    const bool exact = kv_format_exact(l->format);
-    *side = (struct prompt_side){.format = l->format, .dim = l->head_dim};
+    const struct kv_format format = kv_format_whole(l->format) ? F16 : l->format;
+    const bool exact = kv_format_exact(format);
+    *side = (struct prompt_side){.format = format, .dim = l->head_dim};
     for (int part = 0; part < (exact ? 1 : PROMPT_PARTS); part++) {
         const bool codes = part == 0 && !exact;
-        const uint32_t width = codes  ? l->head_dim * (uint32_t)l->format.bits / 32
+        const uint32_t width = codes  ? l->head_dim * (uint32_t)format.bits / 32
                                : part ? l->groups
                                       : l->head_dim;
-        side->parts[part] = prompt_tensor_of(codes ? ST_U32 : dtype_of(l->format.scalar), 4,
+        side->parts[part] = prompt_tensor_of(codes ? ST_U32 : dtype_of(format.scalar), 4,
                                              (uint32_t[]){1, kv->heads, kv->rows, width});
         struct source *from =
             &s->sources[((size_t)at * 2 + (kind == TILE_V)) * PROMPT_PARTS + (size_t)part];
-        *from = (struct source){s, place, kind, part, kv->rows, kv->keep};
+        *from = (struct source){s, place, kind, part, format, l->head_dim, kv->rows, kv->keep};
         side->parts[part].rows = make_rows;
         side->parts[part].ctx = from;
     }
@@ -149,7 +168,7 @@ static kvasir_status describe_rows(struct saver *s, uint32_t layer, uint32_t at,
     ASSERT(view.n_pages > 0); /* the sequence is not empty */
     const struct page_layout *l = &view.layouts[view.pages[view.n_pages - 1].layout];
     for (uint32_t i = 0; i < view.n_pages; i++) {
-        if (view.layouts[view.pages[i].layout].centred)
+        if (view.layouts[view.pages[i].layout].centred && !page_is_whole(l))
             return fail_field(err, KVASIR_ERR_ARGUMENT, "context.key_centre",
                               "must be off: mlx-lm cannot read centred keys");
         if (&view.layouts[view.pages[i].layout] != l)
@@ -158,8 +177,9 @@ static kvasir_status describe_rows(struct saver *s, uint32_t layer, uint32_t at,
                 "the sequence's pages have several formats, but a file has one: use 0, or "
                 "kvasir_seq_requantize");
     }
-    const bool ring = view.span != UINT32_MAX, affine = !kv_format_exact(l->k.format),
-               affine_v = !kv_format_exact(l->v.format);
+    const bool ring = view.span != UINT32_MAX, whole = page_is_whole(l),
+               affine = !kv_format_exact(l->k.format) && !whole,
+               affine_v = !kv_format_exact(l->v.format) && !whole;
     if (affine != affine_v)
         return fail(err, KVASIR_ERR_UNSUPPORTED,
                     "only one of K and V is quantized, which no cache class of mlx-lm supports: "
@@ -221,7 +241,7 @@ static kvasir_status describe(struct saver *s, kvasir_error *err) {
     s->states = mem_calloc(c->n_layers, 2 * sizeof *s->states);
     s->state = mem_alloc_aligned(bytes ? 2 * bytes : 64);
     s->tile = mem_alloc(
-        kv_tile_bytes((struct kv_format){.bits = 32, .scalar = SCALAR_F32}, HEAD_DIM_MAX));
+        tile_bytes(TILE_K, (struct kv_format){.bits = 32, .scalar = SCALAR_F32}, HEAD_DIM_MAX));
     if (!s->entries || !s->sources || !s->states || !s->state || !s->tile)
         return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
     if (bytes)

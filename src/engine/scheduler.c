@@ -19,6 +19,7 @@ kvasir_status sched_create(struct kv_cache *cache, struct prefix_tree *tree,
     s->options = *options;
     s->host = *host;
     s->recurrent = kv_cache_is_recurrent(cache);
+    s->whole = kv_cache_is_whole(cache);
     s->changes = 1;
     s->pace = (struct pace){options->step_seconds, options->step_rows, options->step_rows};
     shares_init(&s->shares);

@@ -25,6 +25,7 @@ struct sched {
     uint64_t changes;     /* times that a task left the waiting or the running ones */
     uint64_t no_place_at; /* all places were taken then */
     bool recurrent;
+    bool whole; /* pages are encoded when they are full (kv_cache_is_whole) */
     struct sched_stats stats;
 };
 

@@ -2,16 +2,16 @@
 /* scheduler_rows.c: how many rows of each running task the next step has. */
 #include "engine/scheduler_internal.h"
 
-/* With tiers, which have whole pages only: the last length of a prompt at which one ends. The
- * prompt is found there again, so the tree must get the state there, and all pages that a window
- * sees. */
-static uint32_t tier_point(const struct sched *s, const struct task *t) {
-    return s->tiers ? (t->n_prompt - 1) / TILE_TOKENS * TILE_TOKENS : 0;
+/* With tiers and with formats that have whole pages only: the last length of a prompt at which one
+ * ends. The prompt is found there again, so the tree must get the state there, and all pages that a
+ * window sees. */
+static uint32_t page_point(const struct sched *s, const struct task *t) {
+    return s->tiers || s->whole ? (t->n_prompt - 1) / TILE_TOKENS * TILE_TOKENS : 0;
 }
 
-static bool ends_at_tier_point(const struct sched *s, const struct task *t, uint32_t at,
+static bool ends_at_page_point(const struct sched *s, const struct task *t, uint32_t at,
                                uint32_t end) {
-    const uint32_t point = tier_point(s, t);
+    const uint32_t point = page_point(s, t);
     return at < point && point < end &&
            (s->recurrent || kv_cache_outruns(s->cache, at, point, end));
 }
@@ -27,9 +27,9 @@ static uint32_t nearer(uint32_t next, uint32_t point, uint32_t at) {
 static uint32_t next_point(const struct sched *s, const struct task *t, uint32_t at) {
     const uint32_t every = s->options.snapshot_tokens, last = t->n_prompt - 1,
                    page = last / TILE_TOKENS * TILE_TOKENS;
-    uint32_t next = nearer(UINT32_MAX, last, at);
+    uint32_t next = s->whole ? UINT32_MAX : nearer(UINT32_MAX, last, at);
     next = nearer(next, t->hit_point, at);
-    next = nearer(next, tier_point(s, t), at);
+    next = nearer(next, page_point(s, t), at);
     if (every)
         next = nearer(next, at / every * every + every, at);
     if (s->options.points_near_ends)
@@ -49,8 +49,8 @@ static uint32_t rows_left(const struct sched *s, const struct task *t) {
     uint32_t end = t->n_tokens;
     if (!is_stored(s, t))
         return end - at;
-    if (ends_at_tier_point(s, t, at, end))
-        end = tier_point(s, t);
+    if (ends_at_page_point(s, t, at, end))
+        end = page_point(s, t);
     if (s->recurrent)
         end = min_u32(end, next_point(s, t, at));
     return end - at;

@@ -123,7 +123,7 @@ static kvasir_status set_format(struct reader *r, const char *where, struct kv_f
             r->err, KVASIR_ERR_FORMAT,
             "%s %s: group size %u and %u bits, must be 32, 64 or 128 and 2, 3, 4, 5, 6 or 8",
             r->form == PROMPT_FORM_032 ? "tensor" : "metadata key", where, group, bits);
-    f->group = (uint16_t)group;
+    f->group = (uint8_t)group;
     f->bits = (uint8_t)bits;
     return KVASIR_OK;
 }

@@ -7,6 +7,8 @@
  *     "bf16"     16   BF16          0
  *     "8".."2"    b   F16 at first  settled later: one of 32, 64, 128 that divides head_dim
  *     "q8_0" ...  b   likewise      llama.cpp's names for as many bits
+ *     "r8,4"      b   likewise      rotated: KV_ROTATED for K and for V
+ *     "t4"        b   F16           0: KV_TILE, likewise
  *
  * The group is settled apart from parsing because the flag is read before the model, whose head
  * size decides.
@@ -20,15 +22,19 @@ static const struct {
     const char *text;
     struct kv_format format;
 } NAMES[] = {
-    {"f32", {32, SCALAR_F32, 0}}, {"f16", {16, SCALAR_F16, 0}}, {"bf16", {16, SCALAR_BF16, 0}},
-    {"8", {8, SCALAR_F16, 0}},    {"6", {6, SCALAR_F16, 0}},    {"5", {5, SCALAR_F16, 0}},
-    {"4", {4, SCALAR_F16, 0}},    {"3", {3, SCALAR_F16, 0}},    {"2", {2, SCALAR_F16, 0}},
-    {"q8_0", {8, SCALAR_F16, 0}}, {"q5_0", {5, SCALAR_F16, 0}}, {"q5_1", {5, SCALAR_F16, 0}},
-    {"q4_0", {4, SCALAR_F16, 0}}, {"q4_1", {4, SCALAR_F16, 0}}, {"iq4_nl", {4, SCALAR_F16, 0}},
+    /* bits, scalar, group, kind */
+    {"f32", {32, SCALAR_F32, 0, KV_ROWS}},   {"f16", {16, SCALAR_F16, 0, KV_ROWS}},
+    {"bf16", {16, SCALAR_BF16, 0, KV_ROWS}}, {"8", {8, SCALAR_F16, 0, KV_ROWS}},
+    {"6", {6, SCALAR_F16, 0, KV_ROWS}},      {"5", {5, SCALAR_F16, 0, KV_ROWS}},
+    {"4", {4, SCALAR_F16, 0, KV_ROWS}},      {"3", {3, SCALAR_F16, 0, KV_ROWS}},
+    {"2", {2, SCALAR_F16, 0, KV_ROWS}},      {"q8_0", {8, SCALAR_F16, 0, KV_ROWS}},
+    {"q5_0", {5, SCALAR_F16, 0, KV_ROWS}},   {"q5_1", {5, SCALAR_F16, 0, KV_ROWS}},
+    {"q4_0", {4, SCALAR_F16, 0, KV_ROWS}},   {"q4_1", {4, SCALAR_F16, 0, KV_ROWS}},
+    {"iq4_nl", {4, SCALAR_F16, 0, KV_ROWS}},
 };
 
 bool kv_format_equal(struct kv_format a, struct kv_format b) {
-    return a.bits == b.bits && a.scalar == b.scalar && a.group == b.group;
+    return a.bits == b.bits && a.scalar == b.scalar && a.group == b.group && a.kind == b.kind;
 }
 
 static bool parse_one(const char *text, size_t n, struct kv_format *f) {
@@ -40,16 +46,29 @@ static bool parse_one(const char *text, size_t n, struct kv_format *f) {
     return false;
 }
 
+/* A number of bits alone, with "r" or "t" before the pair. */
+static bool parse_bits(const char *text, size_t n, enum kv_kind kind, struct kv_format *f) {
+    if (n != 1 || !parse_one(text, n, f))
+        return false;
+    f->kind = (uint8_t)kind;
+    return true;
+}
+
 kvasir_status kv_format_parse_pair(const char *text, struct kv_format *k, struct kv_format *v,
                                    kvasir_error *err) {
-    const char *comma = strchr(text, ',');
-    size_t k_len = comma ? (size_t)(comma - text) : strlen(text);
-    const char *v_text = comma ? comma + 1 : text;
+    const enum kv_kind kind = text[0] == 'r' ? KV_ROTATED : text[0] == 't' ? KV_TILE : KV_ROWS;
+    const char *k_text = kind == KV_ROWS ? text : text + 1, *comma = strchr(k_text, ',');
+    const char *v_text = comma ? comma + 1 : k_text;
+    const size_t k_len = comma ? (size_t)(comma - k_text) : strlen(k_text);
     struct kv_format parsed_k, parsed_v;
-    if (!parse_one(text, k_len, &parsed_k) || !parse_one(v_text, strlen(v_text), &parsed_v))
+    if (kind == KV_ROWS
+            ? !parse_one(k_text, k_len, &parsed_k) || !parse_one(v_text, strlen(v_text), &parsed_v)
+            : !parse_bits(k_text, k_len, kind, &parsed_k) ||
+                  !parse_bits(v_text, strlen(v_text), kind, &parsed_v))
         return fail(err, KVASIR_ERR_ARGUMENT,
                     "unknown KV format \"%.40s\": it is one of f32, f16, bf16, 8, 6, 5, 4, 3, 2, "
-                    "or two of them as K,V",
+                    "or two of them as K,V; or r or t and one or two numbers of bits, as r8,4 or "
+                    "t4",
                     text);
     *k = parsed_k;
     *v = parsed_v;
@@ -78,6 +97,10 @@ kvasir_status kv_format_settle(struct kv_format *f, uint32_t head_dim, uint32_t 
     if (head_dim == 0 || head_dim % 32 != 0)
         return fail(err, KVASIR_ERR_UNSUPPORTED,
                     "no group (32, 64, 128) divides head size %u: use f16, bf16 or f32", head_dim);
+    if (f->kind == KV_TILE) {
+        f->group = 0;
+        return KVASIR_OK;
+    }
     if (group == 0)
         group = head_dim % 64 == 0 ? 64 : 32;
     if ((group != 32 && group != 64 && group != 128) || head_dim % group != 0) {
@@ -86,7 +109,7 @@ kvasir_status kv_format_settle(struct kv_format *f, uint32_t head_dim, uint32_t 
                     "group %u does not fit head size %u: it can be one of %s", group, head_dim,
                     fitting_groups(head_dim, fitting));
     }
-    f->group = (uint16_t)group;
+    f->group = (uint8_t)group;
     return KVASIR_OK;
 }
 
@@ -96,14 +119,10 @@ char *kv_format_name(struct kv_format f, char *buf) {
     const char *scalar = f.scalar <= SCALAR_F32 ? SCALARS[f.scalar] : "?";
     if (kv_format_exact(f))
         snprintf(buf, 24, "%s", scalar);
+    else if (f.kind == KV_TILE)
+        snprintf(buf, 24, "t%u", f.bits);
     else
-        snprintf(buf, 24, "%u g%u%s%s", f.bits, f.group, f.scalar == SCALAR_F16 ? "" : " ",
-                 f.scalar == SCALAR_F16 ? "" : scalar);
+        snprintf(buf, 24, "%s%u g%u%s%s", f.kind == KV_ROTATED ? "r" : "", f.bits, f.group,
+                 f.scalar == SCALAR_F16 ? "" : " ", f.scalar == SCALAR_F16 ? "" : scalar);
     return buf;
-}
-
-uint32_t kv_tile_bytes(struct kv_format f, uint32_t head_dim) {
-    struct tile_layout l; /* K and V tiles of one format take the same bytes */
-    tile_layout_init(&l, TILE_K, f, head_dim);
-    return l.bytes;
 }

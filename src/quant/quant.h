@@ -34,33 +34,48 @@ void scalar_store(enum scalar_type t, void *p, size_t i, float x); /* rounds to 
 #define KV_ORDER_VERSION      1
 #define KV_ARITHMETIC_VERSION 2
 
+/* When and how a row becomes codes. Numbers are in fingerprints: frozen. */
+enum kv_kind {
+    /* "8": each row when it is stored, as it is. */
+    KV_ROWS = 0,
+    /* "r8": when the page is full; rows are rotated (HADAMARD of backend.h). */
+    KV_ROTATED = 1,
+    /* "t4": when the page is full; K of all 64 tokens has one range per channel, V of a token one
+     * range; rows are in a basis of their own (backend.h). */
+    KV_TILE = 2,
+};
+
 /* bits 32 or 16: exact, group 0, scalar F32, or F16 / BF16.
- * bits 8 6 5 4 3 2: affine, per token and group of `group` consecutive dims: value = scale * code +
- * bias, with scale and bias stored as `scalar` (the arithmetic of mx.quantize, mode affine; see
- * affine.c). */
+ * bits 8 6 5 4 3 2: value = scale * code + bias, with scale and bias stored as `scalar`.
+ *   KV_ROWS, KV_ROTATED: affine, per token and group of `group` consecutive dims (the arithmetic of
+ *     mx.quantize, mode affine; see affine.c)
+ *   KV_TILE: K per dim over the 64 tokens, V per token over all dims (range.c); group 0 */
 struct kv_format {
     uint8_t bits;
     uint8_t scalar; /* enum scalar_type */
-    uint16_t group;
+    uint8_t group;
+    uint8_t kind; /* enum kv_kind */
 };
 
 static inline bool kv_format_exact(struct kv_format f) {
     return f.bits >= 16;
 }
+/* Rows become codes when the page is full; until then they are kept at 16 bits. */
+static inline bool kv_format_whole(struct kv_format f) {
+    return f.kind != KV_ROWS;
+}
 bool kv_format_equal(struct kv_format a, struct kv_format b);
-/* "f32" "f16" "bf16" "8" "6" "5" "4" "3" "2", or "K,V" of two of them. Groups and scalar type of
- * affine formats are left 0 / F16. err names what is allowed. */
+/* "f32" "f16" "bf16" "8" "6" "5" "4" "3" "2", or "K,V" of two of them; "r" or "t" and one or two
+ * numbers of bits: "r8,4", "t4". Groups and scalar type of formats with codes are left 0 / F16. err
+ * names what is allowed. */
 kvasir_status kv_format_parse_pair(const char *text, struct kv_format *k, struct kv_format *v,
                                    kvasir_error *err) MUST_CHECK;
 /* Settles the group for a head size: group 0 takes the largest of 64, 32 that divides head_dim; one
- * that does not divide is an error that names those that do. Exact formats get group 0. */
+ * that does not divide is an error that names those that do. Formats without groups get 0. */
 kvasir_status kv_format_settle(struct kv_format *f, uint32_t head_dim, uint32_t group,
                                kvasir_error *err) MUST_CHECK;
-/* "f16", "8 g64", "4 g32 bf16": for people. buf holds at least 24 bytes; returns buf. */
+/* "f16", "8 g64", "4 g32 bf16", "r8 g64", "t4": for people. buf holds at least 24 bytes; returns buf. */
 char *kv_format_name(struct kv_format f, char *buf);
-/* Bytes of a tile: 64 tokens of K (or V) of one head, with scales and biases. */
-uint32_t kv_tile_bytes(struct kv_format f, uint32_t head_dim);
-
 /* ---- tiles (tile.c): the one storage order --------------------------------------------------- */
 
 /* A tile holds 64 tokens x head_dim of K or of V. Both are the same matrix, transposed: a
@@ -85,13 +100,13 @@ uint32_t kv_tile_bytes(struct kv_format f, uint32_t head_dim);
  *
  *     byte  (R / P) * 4*lanes + lane*4 + r%4,     bits  [w * (R % P), w * (R % P) + w)
  *
- * so unpacking is a shift and a mask of whole vectors. After the planes (low plane first) come,
- * for affine formats, scales, then biases, each [group][64 tokens] of the scalar type, for K and V
- * alike.
+ * so unpacking is a shift and a mask of whole vectors. After the planes (low plane first) come
+ * scales, then biases, each [group][64 tokens] of the scalar type, for K and V alike. In KV_TILE
+ * they are [reduction], K and V alike: what is multiplied with the codes takes the scales.
  *
  *     tile:  | plane 0 | plane 1 | scales [head_dim/group][64] | biases [head_dim/group][64] |
  *
- * Offsets are multiples of 32 bytes (head_dim is a multiple of 32 for affine formats, of 4 for
+ * Offsets are multiples of 32 bytes (head_dim is a multiple of 32 for formats with codes, of 4 for
  * exact ones). A zeroed tile reads as zeros. */
 enum { TILE_TOKENS = 64, TILE_PLANES_MAX = 2 };
 
@@ -107,13 +122,15 @@ struct tile_layout {
     uint32_t plane_offset[TILE_PLANES_MAX]; /* bytes from the tile's start */
     uint32_t head_dim;
     uint32_t lanes, reduction; /* K: 64, head_dim; V: head_dim, 64 */
-    uint32_t groups;           /* head_dim / group; 0 for exact formats */
+    uint32_t group, groups;    /* dims that share a token's scale, head_dim / group; 0: none do */
     uint32_t scale_offset, bias_offset;
     uint32_t bytes; /* whole tile */
 };
 
 void tile_layout_init(struct tile_layout *l, enum tile_kind kind, struct kv_format f,
                       uint32_t head_dim);
+/* Bytes of such a tile, with scales and biases. */
+uint32_t tile_bytes(enum tile_kind kind, struct kv_format f, uint32_t head_dim);
 
 /* What values are rounded to before they are quantized with scales of type t: t, but nothing with
  * bfloat16. Eight bits are fewer than what codes of 8 bits tell apart, and a step's K and V are
@@ -123,17 +140,22 @@ static inline enum scalar_type affine_input(enum scalar_type t) {
     return t == SCALAR_BF16 ? SCALAR_F32 : t;
 }
 /* Stores row x [head_dim] of one token (0..63): rounds to the scalar type or, for affine formats,
- * to affine_input of it, and quantizes. The definition of every encode kernel. Other tokens of the
- * tile keep their bits. */
+ * to affine_input of it, and quantizes. The definition of every encode_row kernel. Other tokens of
+ * the tile keep their bits. Not for KV_TILE. */
 void tile_encode_row(const struct tile_layout *l, void *tile, uint32_t token, const float *x);
-/* Reads one token back. Affine: value = float32(scale) * code + float32(bias), in float32, product
- * then sum; exact: the stored value. */
+/* Stores all 64 rows [64][head_dim], which a page at 16 bits held. The definition of every
+ * encode_tile kernel. */
+void tile_encode(const struct tile_layout *l, void *tile, const float *rows);
+/* Reads one token back: value = float32(scale) * code + float32(bias), in float32, product then
+ * sum; exact: the stored value. */
 void tile_decode_row(const struct tile_layout *l, const void *tile, uint32_t token, float *x);
-/* The parts of an affine row: codes [head_dim] one a byte, scales and biases [groups] as float. */
+/* The parts of a row of codes: codes [head_dim] one a byte, scales and biases [groups] as float. */
 void tile_put_row(const struct tile_layout *l, void *tile, uint32_t token, const uint8_t *codes,
                   const float *scales, const float *biases);
 void tile_get_row(const struct tile_layout *l, const void *tile, uint32_t token, uint8_t *codes,
                   float *scales, float *biases);
+/* Scales and biases [head_dim] of a K tile of KV_TILE, whose rows have no groups. */
+void tile_get_channels(const struct tile_layout *l, const void *tile, float *scales, float *biases);
 
 /* ---- the affine arithmetic of mx.quantize (affine.c) ----------------------------------------- */
 
@@ -149,6 +171,17 @@ void affine_dequantize(const uint8_t *codes, const float *scales, const float *b
  * multiple of 32. */
 void affine_pack_row(const uint8_t *codes, size_t n, unsigned bits, uint32_t *words);
 void affine_unpack_row(const uint32_t *words, size_t n, unsigned bits, uint8_t *codes);
+
+/* ---- ranges from end to end (range.c): KV_TILE ------------------------------------------------ */
+
+/* n values, `stride` apart, share a scale and a bias of type t. In float32, each operation rounded:
+ *     bias = T(min),  scale = T(max((max - min) / (2^bits - 1), 1e-7)),
+ *     code = clamp(rint((x - bias) / scale), 0, 2^bits - 1)
+ * NaN does not count in a range that has other values; its code is 0. With an Inf the scale is Inf
+ * or NaN, so that nothing plausible is read back. */
+void range_find(const float *x, size_t n, size_t stride, unsigned bits, enum scalar_type t,
+                float *scale, float *bias);
+uint8_t range_code(float x, unsigned bits, float scale, float bias);
 
 /* ---- weight types (weight.c, weight_k.c, weight_rows.c) -------------------------------------- */
 

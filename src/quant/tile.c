@@ -16,8 +16,7 @@
  * a 2-bit plane lays four, a 1-bit plane eight. A 6-bit code is a 4-bit plane (bits 0..3) and a
  * 2-bit plane (bits 4, 5).
  *
- * Only locate() computes where a code is; everything else goes through tile_put_row and
- * tile_get_row. Kernels repeat the order and are checked against these functions.
+ * Only locate() computes where a code is; everything else goes through put_codes and get_codes. Kernels repeat the order and are checked against these functions.
  *
  * Invariants: a token's bytes are shared with other tokens (nibbles of V), so stores read, mask and
  * write. Offsets are multiples of 32 bytes for head_dim a multiple of 32, or of 4 in exact formats.
@@ -28,7 +27,7 @@
 
 _Static_assert(TILE_TOKENS % 32 == 0, "eight rows of a 1-bit plane make a byte row");
 
-/* The widest group; rows are put and fetched one group at a time. */
+/* The widest group of affine formats. */
 enum { GROUP_MAX = 128 };
 
 void tile_layout_init(struct tile_layout *l, enum tile_kind kind, struct kv_format f,
@@ -49,8 +48,7 @@ void tile_layout_init(struct tile_layout *l, enum tile_kind kind, struct kv_form
         l->scale_offset = l->bias_offset = l->bytes;
         return;
     }
-    ASSERT(f.bits < sizeof PLANES / sizeof *PLANES && f.group > 0 && f.group <= GROUP_MAX);
-    ASSERT(head_dim % f.group == 0);
+    ASSERT(f.bits < sizeof PLANES / sizeof *PLANES);
     uint32_t offset = 0;
     uint8_t shift = 0;
     for (unsigned i = 0; i < TILE_PLANES_MAX && PLANES[f.bits][i] != 0; i++) {
@@ -63,11 +61,26 @@ void tile_layout_init(struct tile_layout *l, enum tile_kind kind, struct kv_form
         offset += TILE_TOKENS * head_dim * bits / 8;
     }
     ASSERT(shift == f.bits); /* the planes hold the whole code */
-    l->groups = head_dim / f.group;
-    uint32_t scalars = l->groups * TILE_TOKENS * (uint32_t)scalar_bytes(f.scalar);
+    uint32_t scalars = (uint32_t)scalar_bytes(f.scalar);
+    if (f.kind == KV_TILE) {
+        l->group = kind == TILE_K ? 0 : head_dim; /* V has one group, K none */
+        l->groups = kind == TILE_K ? 0 : 1;
+        scalars *= l->reduction;
+    } else {
+        ASSERT(f.group > 0 && f.group <= GROUP_MAX && head_dim % f.group == 0);
+        l->group = f.group;
+        l->groups = head_dim / f.group;
+        scalars *= l->groups * TILE_TOKENS;
+    }
     l->scale_offset = offset;
     l->bias_offset = offset + scalars;
     l->bytes = offset + 2 * scalars;
+}
+
+uint32_t tile_bytes(enum tile_kind kind, struct kv_format f, uint32_t head_dim) {
+    struct tile_layout l;
+    tile_layout_init(&l, kind, f, head_dim);
+    return l.bytes;
 }
 
 /* Where value (token, dim) is in a plane of `bits` bits: byte index and the bit it starts at. */
@@ -87,85 +100,127 @@ static size_t exact_index(const struct tile_layout *l, uint32_t token, uint32_t 
     return locate(l, 8, token, dim, &bit);
 }
 
-static void put_group(const struct tile_layout *l, void *tile, uint32_t token, uint32_t group,
-                      const uint8_t *codes, float scale, float bias) {
-    uint8_t *base = tile;
+static void put_codes(const struct tile_layout *l, void *tile, uint32_t token, uint32_t dim,
+                      uint32_t n, const uint8_t *codes) {
     for (unsigned i = 0; i < l->plane_count; i++) {
         unsigned bits = l->plane_bits[i], mask = (1u << bits) - 1;
-        uint8_t *plane = base + l->plane_offset[i];
-        for (uint32_t j = 0; j < l->format.group; j++) {
+        uint8_t *plane = (uint8_t *)tile + l->plane_offset[i];
+        for (uint32_t j = 0; j < n; j++) {
             unsigned part = codes[j] >> l->plane_shift[i] & mask, bit;
-            size_t at = locate(l, bits, token, group * l->format.group + j, &bit);
+            size_t at = locate(l, bits, token, dim + j, &bit);
             plane[at] = (uint8_t)((plane[at] & ~(mask << bit)) | part << bit);
         }
     }
-    size_t at = (size_t)group * TILE_TOKENS + token;
+}
+
+static void get_codes(const struct tile_layout *l, const void *tile, uint32_t token, uint32_t dim,
+                      uint32_t n, uint8_t *codes) {
+    memset(codes, 0, n);
+    for (unsigned i = 0; i < l->plane_count; i++) {
+        unsigned bits = l->plane_bits[i], mask = (1u << bits) - 1;
+        const uint8_t *plane = (const uint8_t *)tile + l->plane_offset[i];
+        for (uint32_t j = 0; j < n; j++) {
+            unsigned bit;
+            size_t at = locate(l, bits, token, dim + j, &bit);
+            codes[j] = (uint8_t)(codes[j] | (plane[at] >> bit & mask) << l->plane_shift[i]);
+        }
+    }
+}
+
+static void put_scale(const struct tile_layout *l, void *tile, size_t at, float scale, float bias) {
+    uint8_t *base = tile;
     scalar_store(l->format.scalar, base + l->scale_offset, at, scale);
     scalar_store(l->format.scalar, base + l->bias_offset, at, bias);
 }
 
-static void get_group(const struct tile_layout *l, const void *tile, uint32_t token, uint32_t group,
-                      uint8_t *codes, float *scale, float *bias) {
+static void get_scale(const struct tile_layout *l, const void *tile, size_t at, float *scale,
+                      float *bias) {
     const uint8_t *base = tile;
-    memset(codes, 0, l->format.group);
-    for (unsigned i = 0; i < l->plane_count; i++) {
-        unsigned bits = l->plane_bits[i], mask = (1u << bits) - 1;
-        const uint8_t *plane = base + l->plane_offset[i];
-        for (uint32_t j = 0; j < l->format.group; j++) {
-            unsigned bit;
-            size_t at = locate(l, bits, token, group * l->format.group + j, &bit);
-            codes[j] = (uint8_t)(codes[j] | (plane[at] >> bit & mask) << l->plane_shift[i]);
-        }
-    }
-    size_t at = (size_t)group * TILE_TOKENS + token;
     *scale = scalar_load(l->format.scalar, base + l->scale_offset, at);
     *bias = scalar_load(l->format.scalar, base + l->bias_offset, at);
 }
 
+/* Index of the scale of (token, dim). */
+static size_t scale_index(const struct tile_layout *l, uint32_t token, uint32_t dim) {
+    return l->group ? (size_t)(dim / l->group) * TILE_TOKENS + token : dim;
+}
+
 void tile_encode_row(const struct tile_layout *l, void *tile, uint32_t token, const float *x) {
     enum scalar_type t = l->format.scalar;
+    ASSERT(l->format.kind != KV_TILE);
     if (kv_format_exact(l->format)) {
         for (uint32_t i = 0; i < l->head_dim; i++)
             scalar_store(t, tile, exact_index(l, token, i), x[i]);
         return;
     }
-    uint32_t group = l->format.group;
-    for (uint32_t g = 0; g < l->groups; g++) {
+    for (uint32_t dim = 0; dim < l->head_dim; dim += l->group) {
         float rounded[GROUP_MAX], scale, bias;
         uint8_t codes[GROUP_MAX];
-        for (uint32_t j = 0; j < group; j++)
-            rounded[j] = scalar_round(affine_input(t), x[g * group + j]);
-        affine_quantize(rounded, group, l->format.bits, group, t, codes, &scale, &bias);
-        put_group(l, tile, token, g, codes, scale, bias);
+        for (uint32_t j = 0; j < l->group; j++)
+            rounded[j] = scalar_round(affine_input(t), x[dim + j]);
+        affine_quantize(rounded, l->group, l->format.bits, l->group, t, codes, &scale, &bias);
+        put_codes(l, tile, token, dim, l->group, codes);
+        put_scale(l, tile, scale_index(l, token, dim), scale, bias);
     }
 }
 
-void tile_decode_row(const struct tile_layout *l, const void *tile, uint32_t token, float *x) {
-    if (kv_format_exact(l->format)) {
-        for (uint32_t i = 0; i < l->head_dim; i++)
-            x[i] = scalar_load(l->format.scalar, tile, exact_index(l, token, i));
-        return;
-    }
-    uint32_t group = l->format.group;
-    for (uint32_t g = 0; g < l->groups; g++) {
-        uint8_t codes[GROUP_MAX];
+/* A range for each index of the reduction axis, over all lanes: K per dim over the tokens, V per
+ * token over the dims. */
+static void encode_ranges(const struct tile_layout *l, void *tile, const float *rows) {
+    const bool k = l->kind == TILE_K;
+    const size_t dim = l->head_dim, stride = k ? dim : 1;
+    for (uint32_t r = 0; r < l->reduction; r++) {
+        const float *x = rows + (k ? r : r * dim);
         float scale, bias;
-        get_group(l, tile, token, g, codes, &scale, &bias);
-        for (uint32_t j = 0; j < group; j++) {
-            float product = scale * (float)codes[j];
-            x[g * group + j] = product + bias;
+        range_find(x, l->lanes, stride, l->format.bits, l->format.scalar, &scale, &bias);
+        for (uint32_t lane = 0; lane < l->lanes; lane++) {
+            const uint8_t code = range_code(x[lane * stride], l->format.bits, scale, bias);
+            put_codes(l, tile, k ? lane : r, k ? r : lane, 1, &code);
         }
+        put_scale(l, tile, r, scale, bias);
+    }
+}
+
+void tile_encode(const struct tile_layout *l, void *tile, const float *rows) {
+    if (l->format.kind == KV_TILE)
+        encode_ranges(l, tile, rows);
+    else
+        for (uint32_t t = 0; t < TILE_TOKENS; t++)
+            tile_encode_row(l, tile, t, rows + (size_t)t * l->head_dim);
+}
+
+void tile_decode_row(const struct tile_layout *l, const void *tile, uint32_t token, float *x) {
+    for (uint32_t i = 0; i < l->head_dim; i++) {
+        uint8_t code;
+        float scale, bias;
+        if (kv_format_exact(l->format)) {
+            x[i] = scalar_load(l->format.scalar, tile, exact_index(l, token, i));
+            continue;
+        }
+        get_codes(l, tile, token, i, 1, &code);
+        get_scale(l, tile, scale_index(l, token, i), &scale, &bias);
+        float product = scale * (float)code;
+        x[i] = product + bias;
     }
 }
 
 void tile_put_row(const struct tile_layout *l, void *tile, uint32_t token, const uint8_t *codes,
                   const float *scales, const float *biases) {
+    put_codes(l, tile, token, 0, l->head_dim, codes);
     for (uint32_t g = 0; g < l->groups; g++)
-        put_group(l, tile, token, g, codes + g * l->format.group, scales[g], biases[g]);
+        put_scale(l, tile, scale_index(l, token, g * l->group), scales[g], biases[g]);
 }
 
 void tile_get_row(const struct tile_layout *l, const void *tile, uint32_t token, uint8_t *codes,
                   float *scales, float *biases) {
+    get_codes(l, tile, token, 0, l->head_dim, codes);
     for (uint32_t g = 0; g < l->groups; g++)
-        get_group(l, tile, token, g, codes + g * l->format.group, &scales[g], &biases[g]);
+        get_scale(l, tile, scale_index(l, token, g * l->group), &scales[g], &biases[g]);
+}
+
+void tile_get_channels(const struct tile_layout *l, const void *tile, float *scales,
+                       float *biases) {
+    ASSERT(l->kind == TILE_K && l->format.kind == KV_TILE);
+    for (uint32_t i = 0; i < l->head_dim; i++)
+        get_scale(l, tile, i, &scales[i], &biases[i]);
 }

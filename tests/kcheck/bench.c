@@ -189,9 +189,9 @@ static void bench_tiles(const struct tier *t, struct tile_sets *sets, uint32_t r
 
 static void bench_attention(const struct tier *t) {
     static const struct kv_format FORMATS[] = {
-        {8, SCALAR_F16, 64}, {6, SCALAR_F16, 64},  {5, SCALAR_F16, 64},
-        {4, SCALAR_F16, 64}, {3, SCALAR_F16, 64},  {2, SCALAR_F16, 64},
-        {16, SCALAR_F16, 0}, {16, SCALAR_BF16, 0}, {32, SCALAR_F32, 0}};
+        {8, SCALAR_F16, 64, KV_ROWS}, {6, SCALAR_F16, 64, KV_ROWS},  {5, SCALAR_F16, 64, KV_ROWS},
+        {4, SCALAR_F16, 64, KV_ROWS}, {3, SCALAR_F16, 64, KV_ROWS},  {2, SCALAR_F16, 64, KV_ROWS},
+        {16, SCALAR_F16, 0, KV_ROWS}, {16, SCALAR_BF16, 0, KV_ROWS}, {32, SCALAR_F32, 0, KV_ROWS}};
     static const uint32_t ROWS[] = {1, 3, 8, ROWS_MAX};
     for (int kind = TILE_K; kind <= TILE_V; kind++)
         for (uint32_t dim = 64; dim <= 128; dim += 64)
@@ -465,7 +465,7 @@ static void bench_smalls(const struct tier *t) {
     bench_small(t, "softmax_run", "512", pass_softmax, &b);
     for (int kind = TILE_K; kind <= TILE_V; kind++)
         for (size_t i = 0; i < sizeof BITS; i++) {
-            struct kv_format f = {BITS[i], SCALAR_F16, BITS[i] == 16 ? 0 : 64};
+            struct kv_format f = {BITS[i], SCALAR_F16, BITS[i] == 16 ? 0 : 64, KV_ROWS};
             char name[24], text[32];
             tile_layout_init(&b.l, (enum tile_kind)kind, f, 128);
             memset(b.tile, 0, b.l.bytes);

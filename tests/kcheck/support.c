@@ -425,7 +425,7 @@ void for_formats(const struct tier *t, const char *kernel, enum tile_kind kind, 
     static const char *const SCALARS[] = {"f16", "bf16", "f32"};
     for (int scalar = 0; scalar < 3; scalar++) {
         if (exact) {
-            struct kv_format f = {scalar == SCALAR_F32 ? 32 : 16, (uint8_t)scalar, 0};
+            struct kv_format f = {scalar == SCALAR_F32 ? 32 : 16, (uint8_t)scalar, 0, KV_ROWS};
             if (!family_begin(t, kernel, SCALARS[scalar]))
                 continue;
             for (size_t d = 0; d < sizeof EXACT_DIMS / sizeof *EXACT_DIMS; d++)
@@ -441,7 +441,8 @@ void for_formats(const struct tier *t, const char *kernel, enum tile_kind kind, 
             for (size_t d = 0; d < sizeof DIMS / sizeof *DIMS; d++)
                 for (uint16_t group = 32; group <= 128; group = (uint16_t)(group * 2))
                     if (DIMS[d] % group == 0)
-                        run_format(t, kind, (struct kv_format){BITS[b], (uint8_t)scalar, group},
+                        run_format(t, kind,
+                                   (struct kv_format){BITS[b], (uint8_t)scalar, group, KV_ROWS},
                                    DIMS[d], fn);
             family_end();
         }

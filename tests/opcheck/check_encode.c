@@ -287,7 +287,7 @@ enum {
 
 static struct kv_format nth_format(uint32_t i) {
     static const uint8_t BITS[WIDTHS] = {8, 4, 2, 6, 5, 3};
-    static const uint16_t GROUP[GROUPS] = {64, 32, 128};
+    static const uint8_t GROUP[GROUPS] = {64, 32, 128};
     if (i < EXACT)
         return (struct kv_format){.bits = i == 2 ? 32 : 16, .scalar = (uint8_t)i};
     i -= EXACT;

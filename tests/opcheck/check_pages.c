@@ -112,14 +112,14 @@ static const struct pair {
     const char *name;
     struct kv_format k, v;
 } PAIRS[] = {
-    {"f16", {16, SCALAR_F16, 0}, {16, SCALAR_F16, 0}},
-    {"bf16", {16, SCALAR_BF16, 0}, {16, SCALAR_BF16, 0}},
-    {"f32", {32, SCALAR_F32, 0}, {32, SCALAR_F32, 0}},
-    {"8/8", {8, SCALAR_F16, 64}, {8, SCALAR_F16, 64}},
-    {"8/4", {8, SCALAR_F16, 64}, {4, SCALAR_F16, 64}},
-    {"4/2 g32", {4, SCALAR_F16, 32}, {2, SCALAR_F16, 32}},
-    {"6/3", {6, SCALAR_F16, 64}, {3, SCALAR_F16, 64}},
-    {"5/5 bf16", {5, SCALAR_BF16, 32}, {5, SCALAR_BF16, 32}},
+    {"f16", {16, SCALAR_F16, 0, KV_ROWS}, {16, SCALAR_F16, 0, KV_ROWS}},
+    {"bf16", {16, SCALAR_BF16, 0, KV_ROWS}, {16, SCALAR_BF16, 0, KV_ROWS}},
+    {"f32", {32, SCALAR_F32, 0, KV_ROWS}, {32, SCALAR_F32, 0, KV_ROWS}},
+    {"8/8", {8, SCALAR_F16, 64, KV_ROWS}, {8, SCALAR_F16, 64, KV_ROWS}},
+    {"8/4", {8, SCALAR_F16, 64, KV_ROWS}, {4, SCALAR_F16, 64, KV_ROWS}},
+    {"4/2 g32", {4, SCALAR_F16, 32, KV_ROWS}, {2, SCALAR_F16, 32, KV_ROWS}},
+    {"6/3", {6, SCALAR_F16, 64, KV_ROWS}, {3, SCALAR_F16, 64, KV_ROWS}},
+    {"5/5 bf16", {5, SCALAR_BF16, 32, KV_ROWS}, {5, SCALAR_BF16, 32, KV_ROWS}},
 };
 enum { N_PAIRS = sizeof PAIRS / sizeof *PAIRS };
 
@@ -180,14 +180,14 @@ static const struct shape {
     struct pair formats;
     uint32_t head_dim, gqa;
 } SHAPES[] = {
-    {{"f16", {16, SCALAR_F16, 0}, {16, SCALAR_F16, 0}}, 80, 1},
-    {{"8/4 g32", {8, SCALAR_F16, 32}, {4, SCALAR_F16, 32}}, 96, GQA_MAX},
-    {{"bf16", {16, SCALAR_BF16, 0}, {16, SCALAR_BF16, 0}}, 112, 2},
-    {{"2/6", {2, SCALAR_F16, 64}, {6, SCALAR_F16, 64}}, 192, 7},
-    {{"4/4 g128", {4, SCALAR_F16, 128}, {4, SCALAR_BF16, 128}}, 256, 4},
-    {{"5/8 g128", {5, SCALAR_BF16, 128}, {8, SCALAR_F16, 128}}, 128, 5},
-    {{"8/f32", {8, SCALAR_F16, 32}, {32, SCALAR_F32, 0}}, 32, 8},
-    {{"3/2", {3, SCALAR_F16, 64}, {2, SCALAR_F16, 64}}, 512, 1},
+    {{"f16", {16, SCALAR_F16, 0, KV_ROWS}, {16, SCALAR_F16, 0, KV_ROWS}}, 80, 1},
+    {{"8/4 g32", {8, SCALAR_F16, 32, KV_ROWS}, {4, SCALAR_F16, 32, KV_ROWS}}, 96, GQA_MAX},
+    {{"bf16", {16, SCALAR_BF16, 0, KV_ROWS}, {16, SCALAR_BF16, 0, KV_ROWS}}, 112, 2},
+    {{"2/6", {2, SCALAR_F16, 64, KV_ROWS}, {6, SCALAR_F16, 64, KV_ROWS}}, 192, 7},
+    {{"4/4 g128", {4, SCALAR_F16, 128, KV_ROWS}, {4, SCALAR_BF16, 128, KV_ROWS}}, 256, 4},
+    {{"5/8 g128", {5, SCALAR_BF16, 128, KV_ROWS}, {8, SCALAR_F16, 128, KV_ROWS}}, 128, 5},
+    {{"8/f32", {8, SCALAR_F16, 32, KV_ROWS}, {32, SCALAR_F32, 0, KV_ROWS}}, 32, 8},
+    {{"3/2", {3, SCALAR_F16, 64, KV_ROWS}, {2, SCALAR_F16, 64, KV_ROWS}}, 512, 1},
 };
 enum { N_SHAPES = sizeof SHAPES / sizeof *SHAPES, HEAD_DIM = 64, GQA = 3 };
 
@@ -283,7 +283,7 @@ static void check_many_rows(void) {
                       .layers = LAYERS,
                       .n_seqs = 1,
                       .seqs = &seq};
-    const struct kv_format k = {6, SCALAR_F16, 32}, v = {3, SCALAR_F16, 32};
+    const struct kv_format k = {6, SCALAR_F16, 32, KV_ROWS}, v = {3, SCALAR_F16, 32, KV_ROWS};
     page_layout_init(&c.layouts[0], LAYERS, 1, c.head_dim, k, v);
     case_begin("%u rows", seq.rows);
     scene_build(&c, true);

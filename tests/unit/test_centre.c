@@ -45,7 +45,7 @@ struct pages {
 
 static void pages_init(struct pages *p, struct backend *b, uint32_t start,
                        const struct key_centre *c) {
-    struct kv_format f32 = {32, SCALAR_F32, 0};
+    struct kv_format f32 = {32, SCALAR_F32, 0, KV_ROWS};
     *p = (struct pages){0};
     page_layout_init(&p->layout, LAYERS, KV_HEADS, DIM, f32, f32);
     p->layout.centred = c != NULL;

@@ -79,7 +79,7 @@ struct pages {
 };
 
 static void pages_init(struct pages *p, struct backend *b, uint32_t dim, uint32_t span) {
-    struct kv_format f32 = {32, SCALAR_F32, 0};
+    struct kv_format f32 = {32, SCALAR_F32, 0, KV_ROWS};
     *p = (struct pages){0};
     page_layout_init(&p->layout, 1, KV_HEADS, dim, f32, f32);
     uint32_t n = sizeof p->table / sizeof *p->table;

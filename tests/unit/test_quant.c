@@ -131,18 +131,18 @@ static void test_format_settle(void **state) {
     } GOOD[] = {{64, 0, 64}, {96, 0, 32},     {128, 0, 64},
                 {32, 0, 32}, {128, 128, 128}, {256, 32, 32}};
     for (size_t i = 0; i < COUNT(GOOD); i++) {
-        struct kv_format f = {4, SCALAR_F16, 0};
+        struct kv_format f = {4, SCALAR_F16, 0, KV_ROWS};
         assert_int_equal(kv_format_settle(&f, GOOD[i].head_dim, GOOD[i].asked, &err), KVASIR_OK);
         assert_int_equal(f.group, GOOD[i].settled);
     }
-    struct kv_format f = {8, SCALAR_F16, 0};
+    struct kv_format f = {8, SCALAR_F16, 0, KV_ROWS};
     assert_int_equal(kv_format_settle(&f, 96, 64, &err), KVASIR_ERR_ARGUMENT);
     assert_string_equal(err.text, "group 64 does not fit head size 96: it can be one of 32");
     assert_int_equal(kv_format_settle(&f, 128, 16, &err), KVASIR_ERR_ARGUMENT);
     assert_non_null(strstr(err.text, "32, 64, 128"));
     assert_int_equal(kv_format_settle(&f, 80, 0, &err), KVASIR_ERR_UNSUPPORTED);
     assert_int_equal(f.group, 0);
-    struct kv_format exact = {16, SCALAR_F16, 0};
+    struct kv_format exact = {16, SCALAR_F16, 0, KV_ROWS};
     assert_int_equal(kv_format_settle(&exact, 80, 64, &err), KVASIR_OK);
     assert_int_equal(exact.group, 0);
     assert_int_equal(kv_format_settle(&exact, 82, 0, &err), KVASIR_ERR_UNSUPPORTED);
@@ -151,10 +151,11 @@ static void test_format_settle(void **state) {
 static void test_format_name(void **state) {
     (void)state;
     char buf[24];
-    assert_string_equal(kv_format_name((struct kv_format){16, SCALAR_F16, 0}, buf), "f16");
-    assert_string_equal(kv_format_name((struct kv_format){32, SCALAR_F32, 0}, buf), "f32");
-    assert_string_equal(kv_format_name((struct kv_format){8, SCALAR_F16, 64}, buf), "8 g64");
-    assert_string_equal(kv_format_name((struct kv_format){4, SCALAR_BF16, 128}, buf),
+    assert_string_equal(kv_format_name((struct kv_format){16, SCALAR_F16, 0, KV_ROWS}, buf), "f16");
+    assert_string_equal(kv_format_name((struct kv_format){32, SCALAR_F32, 0, KV_ROWS}, buf), "f32");
+    assert_string_equal(kv_format_name((struct kv_format){8, SCALAR_F16, 64, KV_ROWS}, buf),
+                        "8 g64");
+    assert_string_equal(kv_format_name((struct kv_format){4, SCALAR_BF16, 128, KV_ROWS}, buf),
                         "4 g128 bf16");
 }
 
@@ -189,7 +190,7 @@ static void check_affine_tile(enum tile_kind kind, struct kv_format f, uint32_t 
     uint32_t sb = f.scalar == SCALAR_F32 ? 4 : 2, groups = dim / f.group;
     uint32_t codes_bytes = 64 * dim * f.bits / 8;
     assert_int_equal(l.bytes, codes_bytes + 2 * 64 * groups * sb);
-    assert_int_equal(kv_tile_bytes(f, dim), l.bytes);
+    assert_int_equal(tile_bytes(kind, f, dim), l.bytes);
     assert_true(l.scale_offset % 32 == 0 && l.bias_offset % 32 == 0 && l.plane_offset[1] % 32 == 0);
     uint8_t *tile = malloc(l.bytes), *model = malloc(l.bytes);
     uint8_t codes[DIM_MAX], got[DIM_MAX];
@@ -257,7 +258,7 @@ static void test_affine_tiles(void **state) {
         for (size_t g = 0; g < COUNT(GROUPS); g++)
             for (size_t i = 0; i < COUNT(BITS) * 3 * 2; i++) {
                 struct kv_format f = {(uint8_t)BITS[i % 6], (uint8_t)(i / 6 % 3),
-                                      (uint16_t)GROUPS[g]};
+                                      (uint8_t)GROUPS[g], KV_ROWS};
                 if (DIMS[d] % GROUPS[g] != 0)
                     continue;
                 check_affine_tile(i / 18 ? TILE_V : TILE_K, f, DIMS[d]);
@@ -271,7 +272,7 @@ static void test_exact_tiles(void **state) {
     for (size_t i = 0; i < COUNT(DIMS) * 3 * 2; i++) {
         enum scalar_type t = (enum scalar_type)(i % 3);
         enum tile_kind kind = i / 3 % 2 ? TILE_V : TILE_K;
-        struct kv_format f = {t == SCALAR_F32 ? 32 : 16, (uint8_t)t, 0};
+        struct kv_format f = {t == SCALAR_F32 ? 32 : 16, (uint8_t)t, 0, KV_ROWS};
         uint32_t dim = DIMS[i / 6], sb = f.bits / 8u;
         struct tile_layout l;
         tile_layout_init(&l, kind, f, dim);

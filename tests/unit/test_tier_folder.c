@@ -325,8 +325,8 @@ static void test_lab(void **state) {
     for (uint32_t n = 0; n < MANY; n++) {
         struct record_head head = world_record(1000 + n, &payload);
         head.root = chain_root(head.context, &n, sizeof n);
-        head.k = (struct kv_format){8, SCALAR_F16, 64};
-        head.v = (struct kv_format){4, SCALAR_F16, 64};
+        head.k = (struct kv_format){8, SCALAR_F16, 64, KV_ROWS};
+        head.v = (struct kv_format){4, SCALAR_F16, 64, KV_ROWS};
         head.kind = RECORD_PAGE;
         head.group = n % 5 ? 0 : UINT32_MAX; /* a number that means nothing */
         head.written = 1800000000 + n;

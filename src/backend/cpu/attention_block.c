@@ -69,19 +69,45 @@ static struct query_rows rows_of(const struct query_rows *q, size_t row, uint32_
                                .scale = q->scale + row};
 }
 
-void query_block_pack(const struct attention_job *j, const struct query_block *b,
-                      struct worker_scratch *s) {
-    s->queries.rows = b->rows;
-    s->queries.dim = j->head_dim;
+/* Rounds the rows of a block in one basis, unless that was done. */
+static const struct query_rows *pack_queries(const struct attention_job *j,
+                                             const struct query_block *b, enum page_basis basis,
+                                             struct worker_scratch *s) {
+    struct query_rows *out = &s->queries[basis];
+    const size_t dim = j->head_dim;
+    if (s->packed & 1u << basis)
+        return out;
+    s->packed |= 1u << basis;
+    out->rows = b->rows;
+    out->dim = j->head_dim;
     for (uint32_t i = 0; i < b->n; i++) {
         const struct block_member *m = &b->members[i];
         for (uint32_t t = 0; t < m->tokens; t++) {
-            struct query_rows part = rows_of(&s->queries, m->block_row + t * j->gqa, j->gqa);
+            struct query_rows part = rows_of(out, m->block_row + t * j->gqa, j->gqa);
             const size_t at = (size_t)(m->row + t) * j->heads + b->head * j->gqa;
-            j->b->kernels.query_pack(j->q + at * j->head_dim, j->head_dim, j->args->scale, &part);
+            const float *q = j->q + at * dim;
+            if (basis == BASIS_BALANCED) {
+                const struct key_basis *of = m->view->basis;
+                j->b->kernels.basis_rows(key_basis_at(of, of->forward, j->layer, b->head),
+                                         j->head_dim, q, dim, j->gqa, s->turned);
+                q = s->turned;
+            } else if (basis == BASIS_HADAMARD) {
+                memcpy(s->turned, q, j->gqa * dim * sizeof *q);
+                for (uint32_t r = 0; r < j->gqa; r++)
+                    hadamard_rotate(s->turned + r * dim, j->head_dim);
+                q = s->turned;
+            }
+            j->b->kernels.query_pack(q, dim, j->args->scale, &part);
         }
     }
-    centre_pack(j->centre, j->layer, b->head, &s->queries, &s->centre);
+    return out;
+}
+
+void query_block_pack(const struct attention_job *j, const struct query_block *b,
+                      struct worker_scratch *s) {
+    s->packed = 0;
+    const struct query_rows *plain = pack_queries(j, b, BASIS_PLAIN, s);
+    centre_pack(j->centre, j->layer, b->head, plain, &s->centre);
 }
 
 /* ---- what is visited ------------------------------------------------------------------------- */
@@ -93,13 +119,24 @@ static bool member_sees(const struct block_member *m, uint32_t first, uint32_t e
     return first < m->view->keep || end > window_start(m->view, m->pos);
 }
 
+/* The page as the member's rows see it, all of which are in one page: that one at 16 bits if it is
+ * encoded when it is full. */
+static const struct kv_page *seen_page(const struct block_member *m, uint32_t number) {
+    const struct kv_page *page = page_of(m->view, number);
+    if (number != m->pos / TILE_TOKENS || !page_is_whole(&m->view->layouts[page->layout]))
+        return page;
+    const struct kv_page *shadow = kv_view_shadow(m->view, number);
+    ASSERT(shadow);
+    return shadow;
+}
+
 static void add_visit(struct split *out, const struct attention_job *j, const struct query_block *b,
                       const struct block_member *m, uint32_t number) {
     const uint32_t first = out->start + number * TILE_TOKENS, rows = m->tokens * j->gqa;
     struct visit *last = out->n ? &out->visits[out->n - 1] : NULL;
     if (!member_sees(m, first, first + TILE_TOKENS))
         return;
-    const struct kv_page *page = page_of(m->view, first / TILE_TOKENS);
+    const struct kv_page *page = seen_page(m, first / TILE_TOKENS);
     const uint8_t *tile = head_tiles(m->view, page, j->layer, b->head);
     if (last && last->tile == tile && last->row + last->rows == m->block_row)
         last->rows += rows;
@@ -184,20 +221,54 @@ static void mask_row(const struct kv_view *v, uint32_t p, uint32_t split_start, 
     fill_masked(scores, clamp_to_split(p + 1, split_start, n), n);
 }
 
-static void score_visit(const struct attention_job *j, const struct split *now,
-                        const struct visit *v, struct worker_scratch *s) {
+static void score_visit(const struct attention_job *j, const struct query_block *b,
+                        const struct split *now, const struct visit *v, struct worker_scratch *s) {
     const struct kernels *k = &j->b->kernels;
     const struct tile_layout *l = &v->layout->k;
-    const struct query_rows queries = rows_of(&s->queries, v->row, v->rows);
+    const struct query_rows *all = pack_queries(j, b, (enum page_basis)v->layout->basis, s),
+                            queries = rows_of(all, v->row, v->rows);
     float *scores = s->scores + (size_t)v->row * SPLIT_TOKENS + (size_t)v->number * TILE_TOKENS;
     DEBUG_ASSERT(l->head_dim == j->head_dim);
-    score_tile_fn *score = kv_format_exact(l->format) ? k->score_exact : k->score_affine;
+    score_tile_fn *score = kv_format_exact(l->format)  ? k->score_exact
+                           : l->format.kind == KV_TILE ? k->score_channels
+                                                       : k->score_affine;
     score(l, v->tile, &queries, scores, SPLIT_TOKENS);
     if (v->layout->centred)
         centre_add(k, j->centre, now->start / TILE_TOKENS + v->number, v->row, v->rows, &s->centre,
                    scores, SPLIT_TOKENS);
     for (uint32_t r = 0; j->args->softcap > 0 && r < v->rows; r++)
         k->softcap(scores + (size_t)r * SPLIT_TOKENS, TILE_TOKENS, j->args->softcap);
+}
+
+/* Values of all visits. Those of rotated pages are summed apart and rotated back together. */
+static void weigh_values(const struct attention_job *j, const struct query_block *b,
+                         const struct split *now, struct split *next, struct worker_scratch *s,
+                         float *out) {
+    const struct kernels *k = &j->b->kernels;
+    const size_t dim = j->head_dim, bytes = b->rows * dim * sizeof *out;
+    bool turned = false;
+    memset(out, 0, bytes);
+    for (uint32_t i = 0; i < now->n; i++) {
+        const struct visit *v = &now->visits[i];
+        const struct tile_layout *l = &v->layout->v;
+        prefetch_split(next, i);
+        prefetch_values(now, i + 1);
+        if (v->layout->basis != BASIS_PLAIN && !turned) {
+            turned = true;
+            memset(s->turned_out, 0, bytes);
+        }
+        float *to = v->layout->basis == BASIS_PLAIN ? out : s->turned_out;
+        value_tile_fn *value = kv_format_exact(l->format) ? k->value_exact : k->value_affine;
+        value(l, v->tile + v->layout->k.bytes,
+              s->scores + (size_t)v->row * SPLIT_TOKENS + (size_t)v->number * TILE_TOKENS,
+              SPLIT_TOKENS, v->rows, to + v->row * dim, j->head_dim);
+    }
+    for (uint32_t r = 0; turned && r < b->rows; r++) {
+        float *from = s->turned_out + r * dim, *to = out + r * dim;
+        hadamard_rotate(from, j->head_dim);
+        for (size_t i = 0; i < dim; i++)
+            to[i] += from[i];
+    }
 }
 
 void query_block_attend(const struct attention_job *j, const struct query_block *b,
@@ -207,7 +278,7 @@ void query_block_attend(const struct attention_job *j, const struct query_block 
     const uint32_t n = now->tiles * TILE_TOKENS;
     for (uint32_t i = 0; i < now->n; i++) {
         prefetch_keys(now, i + 1);
-        score_visit(j, now, &now->visits[i], s);
+        score_visit(j, b, now, &now->visits[i], s);
     }
     prefetch_values(now, 0);
     for (uint32_t i = 0; i < b->n; i++) {
@@ -222,17 +293,7 @@ void query_block_attend(const struct attention_job *j, const struct query_block 
             k->softmax_run(scores, n, &part[row].max, &part[row].sum);
         }
     }
-    memset(out, 0, (size_t)b->rows * j->head_dim * sizeof *out);
-    for (uint32_t i = 0; i < now->n; i++) {
-        const struct visit *v = &now->visits[i];
-        const struct tile_layout *l = &v->layout->v;
-        prefetch_split(next, i);
-        prefetch_values(now, i + 1);
-        value_tile_fn *value = kv_format_exact(l->format) ? k->value_exact : k->value_affine;
-        value(l, v->tile + v->layout->k.bytes,
-              s->scores + (size_t)v->row * SPLIT_TOKENS + (size_t)v->number * TILE_TOKENS,
-              SPLIT_TOKENS, v->rows, out + (size_t)v->row * j->head_dim, j->head_dim);
-    }
+    weigh_values(j, b, now, next, s, out);
 }
 
 /* ---- merging splits in order of position ----------------------------------------------------- */

@@ -61,43 +61,49 @@ static kvasir_status cpu_check_layout(const struct backend *b, const struct page
     return KVASIR_OK;
 }
 
+/* The packed rows of a block. */
+static size_t query_bytes(uint32_t head_dim) {
+    const size_t values = (size_t)BLOCK_ROWS * head_dim, runs = head_dim / 32 + 1;
+    return values * sizeof(float) + values * sizeof(int16_t) + BLOCK_ROWS * runs * sizeof(int32_t) +
+           BLOCK_ROWS * sizeof(float);
+}
+
+static void query_cut(struct query_rows *q, uint32_t head_dim, uint8_t **at) {
+    const size_t values = (size_t)BLOCK_ROWS * head_dim, runs = head_dim / 32 + 1;
+    q->dim = head_dim;
+    q->f32 = cut(at, values * sizeof *q->f32);
+    q->codes = cut(at, values * sizeof *q->codes);
+    q->sum32 = cut(at, BLOCK_ROWS * runs * sizeof *q->sum32);
+    q->scale = cut(at, BLOCK_ROWS * sizeof *q->scale);
+}
+
 static bool worker_scratch_init(struct worker_scratch *s, const struct backend_limits *limits) {
-    uint32_t head_dim = limits->head_dim;
-    uint32_t inputs = limits->dim > limits->expert_dim ? limits->dim : limits->expert_dim;
-    size_t row_floats = (size_t)BLOCK_ROWS * head_dim;
-    size_t sizes[] = {row_floats * sizeof(float),
-                      row_floats * sizeof(int16_t),
-                      (size_t)BLOCK_ROWS * (head_dim / 32 + 1) * sizeof(int32_t),
-                      BLOCK_ROWS * sizeof(float),
-                      (size_t)BLOCK_ROWS * SPLIT_TOKENS * sizeof(float),
-                      2 * sizeof(struct split),
-                      BLOCK_ROWS * sizeof(struct partial),
-                      BLOCK_ROWS * sizeof(struct partial),
-                      row_floats * sizeof(float),
-                      row_floats * sizeof(float),
-                      product_scratch_bytes(inputs),
-                      (size_t)limits->rows * ITEM_OUTPUTS * sizeof(float)};
-    size_t total = 0;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        total += round_up(sizes[i], 64);
-    s->memory = mem_alloc_aligned(total);
+    const uint32_t head_dim = limits->head_dim;
+    const size_t out = (size_t)BLOCK_ROWS * head_dim * sizeof(float),
+                 scores = (size_t)BLOCK_ROWS * SPLIT_TOKENS * sizeof(float),
+                 visited = 2 * sizeof(struct split), partial = BLOCK_ROWS * sizeof(struct partial),
+                 panel = product_scratch_bytes(max_u32(limits->dim, limits->expert_dim)),
+                 term = (size_t)limits->rows * ITEM_OUTPUTS * sizeof(float);
+    const size_t total = BASIS_COUNT * query_bytes(head_dim) + scores + visited + 2 * partial +
+                         4 * out + panel + term;
+    enum { PIECES = 4 * BASIS_COUNT + 10 }; /* each is rounded up to 64 bytes */
+    s->memory = mem_alloc_aligned(total + PIECES * 64);
     if (!s->memory)
         return false;
     uint8_t *at = s->memory;
-    s->queries = (struct query_rows){.dim = head_dim};
-    s->queries.f32 = cut(&at, sizes[0]);
-    s->queries.codes = cut(&at, sizes[1]);
-    s->queries.sum32 = cut(&at, sizes[2]);
-    s->queries.scale = cut(&at, sizes[3]);
-    s->scores = cut(&at, sizes[4]);
-    s->visited = cut(&at, sizes[5]);
-    s->split = cut(&at, sizes[6]);
-    s->all = cut(&at, sizes[7]);
-    s->split_out = cut(&at, sizes[8]);
-    s->all_out = cut(&at, sizes[9]);
-    s->panel = cut(&at, sizes[10]);
-    s->term = cut(&at, sizes[11]);
-    ASSERT(at == (uint8_t *)s->memory + total);
+    for (int i = 0; i < BASIS_COUNT; i++)
+        query_cut(&s->queries[i], head_dim, &at);
+    s->scores = cut(&at, scores);
+    s->visited = cut(&at, visited);
+    s->split = cut(&at, partial);
+    s->all = cut(&at, partial);
+    s->split_out = cut(&at, out);
+    s->all_out = cut(&at, out);
+    s->turned = cut(&at, out);
+    s->turned_out = cut(&at, out);
+    s->panel = cut(&at, panel);
+    s->term = cut(&at, term);
+    ASSERT(at <= (uint8_t *)s->memory + total + PIECES * 64);
     return true;
 }
 

@@ -68,7 +68,10 @@ struct expert_scratch {
 
 /* One worker's own scratch. */
 struct worker_scratch {
-    struct query_rows queries;   /* of up to BLOCK_ROWS rows */
+    struct query_rows queries[BASIS_COUNT]; /* of up to BLOCK_ROWS rows, in each basis */
+    uint32_t packed;             /* bit i: queries[i] are those of the block at hand */
+    float *turned;               /* [BLOCK_ROWS][head_dim] rows of q in another basis */
+    float *turned_out;           /* [BLOCK_ROWS][head_dim] H times what a split gives */
     float *scores;               /* [BLOCK_ROWS][SPLIT_TOKENS] */
     struct split *visited;       /* [2]: this split and the next (attention.h) */
     struct partial *split, *all; /* [BLOCK_ROWS] of this split; of all splits so far */

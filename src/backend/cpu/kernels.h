@@ -73,6 +73,13 @@ typedef void query_pack_fn(const float *q, size_t q_stride, float q_scale, struc
 typedef void score_tile_fn(const struct tile_layout *l, const void *tile,
                            const struct query_rows *q, float *scores, size_t stride);
 
+/* The same of a K tile of KV_TILE, whose scales and biases are those of channels i:
+ *     x_i = q_i * s[i] in float32, rounded to 15 bits with one scale (max|x| / ACT16_MAX) per row
+ *     and tile; dot exact s32;
+ *     scores = scale * dot_t + sum_i q_i * b[i]
+ * q is the row's f32; codes, sum32 and scale are not read. */
+typedef score_tile_fn score_channels_fn;
+
 /* What centres add to the scores of a centred tile (struct key_centre of backend.h):
  *     scores[row * stride + t] += sum over j < pairs of A_j cos(x w_j) + B_j sin(x w_j),
  *     x = t - 31.5, for the 64 tokens t = 0..63 of the tile, in float32, cosines and sines each in
@@ -98,6 +105,14 @@ typedef void value_tile_fn(const struct tile_layout *l, const void *tile, const 
 
 /* tile_encode_row, byte for byte. */
 typedef void encode_row_fn(const struct tile_layout *l, void *tile, uint32_t token, const float *x);
+/* tile_encode of the rows that an f16 tile of the same kind (K or V) holds, byte for byte. */
+typedef void encode_tile_fn(const struct tile_layout *l, void *tile, const struct tile_layout *from,
+                            const void *shadow);
+
+/* y[row] = x[row] . matrix (key_basis_apply) for rows that are x_stride floats apart; y
+ * [rows][dim]. In float32, over inputs in order. Not in place. */
+typedef void basis_rows_fn(const float *matrix, uint32_t dim, const float *x, size_t x_stride,
+                           uint32_t rows, float *y);
 
 /* ---- matrix products ------------------------------------------------------------------------- */
 
@@ -193,10 +208,13 @@ struct kernels {
     enum cpu_tier tier;
     query_pack_fn *query_pack;
     score_tile_fn *score_affine, *score_exact; /* by the page's K format; any bits */
+    score_channels_fn *score_channels;
     centre_tile_fn *centre_tile;
     value_tile_fn *value_affine, *value_exact;
     softmax_run_fn *softmax_run;
     encode_row_fn *encode_row;
+    encode_tile_fn *encode_tile;
+    basis_rows_fn *basis_rows;
     act_pack_fn *act_pack;
     product_fn *product[WEIGHT_TYPES_MAX]; /* by weight_index */
     rms_norm_fn *rms_norm;

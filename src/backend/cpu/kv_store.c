@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_store.c: rows of K and V are encoded into their pages. */
+/* kv_store.c: rows of K and V are encoded into their pages, or into the shadows of pages that are
+ * encoded when they are full. */
+#include <string.h>
+
 #include "backend/cpu/cpu_internal.h"
 
 struct store_job {
@@ -29,34 +32,102 @@ static uint32_t sequence_of(const struct store_job *j, uint32_t index) {
     return first;
 }
 
+/* The rows of one page and KV head that a step stores: [first, first + n) of the page. */
+struct stored_rows {
+    const struct kv_view *view;
+    uint32_t head, number, first, n;
+    const float *k, *v; /* of the first one; the next is `stride` floats further */
+    size_t stride;
+};
+
+static void encode_rows(const struct store_job *j, const struct stored_rows *r,
+                        const struct tile_layout *l, uint8_t *tile, const float *x, size_t stride) {
+    for (uint32_t i = 0; i < r->n; i++)
+        j->b->kernels.encode_row(l, tile, r->first + i, x + i * stride);
+}
+
+/* out [n][dim]: the keys as a page of this layout has them before they are encoded. */
+static void make_keys(const struct store_job *j, const struct stored_rows *r,
+                      const struct page_layout *l, float *out) {
+    const uint32_t dim = l->k.head_dim;
+    float rest[TILE_TOKENS * HEAD_DIM_MAX];
+    const bool balanced = l->basis == BASIS_BALANCED;
+    float *plain = balanced ? rest : out;
+    ASSERT(!l->centred || j->centre);
+    for (uint32_t i = 0; i < r->n; i++) {
+        const float *k = r->k + i * r->stride;
+        float *to = plain + (size_t)i * dim;
+        if (l->centred)
+            centre_take_off(j->centre, j->layer, r->head, r->number * TILE_TOKENS + r->first + i,
+                            dim, k, to);
+        else
+            memcpy(to, k, dim * sizeof *to);
+        if (l->basis == BASIS_HADAMARD)
+            hadamard_rotate(to, dim);
+    }
+    if (balanced) {
+        const struct key_basis *basis = r->view->basis;
+        j->b->kernels.basis_rows(key_basis_at(basis, basis->inverse, j->layer, r->head), dim, rest,
+                                 dim, r->n, out);
+    }
+}
+
+static void make_values(const struct stored_rows *r, uint32_t dim, float *out) {
+    for (uint32_t i = 0; i < r->n; i++, out += dim) {
+        memcpy(out, r->v + i * r->stride, dim * sizeof *out);
+        hadamard_rotate(out, dim);
+    }
+}
+
+/* Rows of a page that is encoded whole go into its shadow. The last one fills the page. */
+static void store_whole(const struct store_job *j, const struct stored_rows *r,
+                        const struct page_layout *l, uint8_t *tiles) {
+    const struct kv_page *page = kv_view_shadow(r->view, r->number);
+    ASSERT(page);
+    const struct page_layout *s = &r->view->layouts[page->layout];
+    uint8_t *shadow = head_tiles(r->view, page, j->layer, r->head);
+    const uint32_t dim = l->k.head_dim;
+    float rows[TILE_TOKENS * HEAD_DIM_MAX];
+    make_keys(j, r, l, rows);
+    encode_rows(j, r, &s->k, shadow, rows, dim);
+    make_values(r, dim, rows);
+    encode_rows(j, r, &s->v, shadow + s->k.bytes, rows, dim);
+    if (r->first + r->n < TILE_TOKENS)
+        return;
+    j->b->kernels.encode_tile(&l->k, tiles, &s->k, shadow);
+    j->b->kernels.encode_tile(&l->v, tiles + l->k.bytes, &s->v, shadow + s->k.bytes);
+}
+
 /* An item is all rows that fall into one page, for one head: codes of less than a byte share bytes
  * with other tokens, so no two threads may write the same tile. */
 static void store_item(void *ctx, size_t item, int worker) {
     (void)worker;
     const struct store_job *j = ctx;
-    uint32_t heads = j->views[0].layouts[0].kv_heads;
+    const uint32_t heads = j->views[0].layouts[0].kv_heads;
     const uint32_t head = (uint32_t)(item % heads), index = (uint32_t)(item / heads);
     const uint32_t s = sequence_of(j, index);
     const struct batch_seq *seq = &j->batch->seqs[s];
     const struct kv_view *view = &j->views[s];
-    uint32_t number = seq->pos / TILE_TOKENS + index - j->first_pages[s];
+    const uint32_t number = seq->pos / TILE_TOKENS + index - j->first_pages[s];
     const struct kv_page *page = page_of(view, number);
     const struct page_layout *l = &view->layouts[page->layout];
     uint8_t *tiles = head_tiles(view, page, j->layer, head);
-    uint32_t first = number * TILE_TOKENS > seq->pos ? number * TILE_TOKENS : seq->pos;
-    uint32_t end = (number + 1) * TILE_TOKENS < seq->pos + seq->rows ? (number + 1) * TILE_TOKENS
-                                                                     : seq->pos + seq->rows;
-    ASSERT(!l->centred || j->centre);
-    for (uint32_t p = first; p < end; p++) {
-        size_t at = ((size_t)(seq->row + p - seq->pos) * heads + head) * l->k.head_dim;
-        const float *k = j->k + at;
-        float rest[HEAD_DIM_MAX];
-        if (l->centred) {
-            centre_take_off(j->centre, j->layer, head, p, l->k.head_dim, k, rest);
-            k = rest;
-        }
-        j->b->kernels.encode_row(&l->k, tiles, p % TILE_TOKENS, k);
-        j->b->kernels.encode_row(&l->v, tiles + l->k.bytes, p % TILE_TOKENS, j->v + at);
+    const uint32_t first = max_u32(number * TILE_TOKENS, seq->pos),
+                   end = min_u32((number + 1) * TILE_TOKENS, seq->pos + seq->rows);
+    const size_t dim = l->k.head_dim,
+                 at = ((size_t)(seq->row + first - seq->pos) * heads + head) * dim;
+    const struct stored_rows r = {view,        head,      number,    first % TILE_TOKENS,
+                                  end - first, j->k + at, j->v + at, heads * dim};
+    float keys[TILE_TOKENS * HEAD_DIM_MAX];
+    if (page_is_whole(l)) {
+        store_whole(j, &r, l, tiles);
+    } else if (l->centred) {
+        make_keys(j, &r, l, keys);
+        encode_rows(j, &r, &l->k, tiles, keys, dim);
+        encode_rows(j, &r, &l->v, tiles + l->k.bytes, r.v, r.stride);
+    } else {
+        encode_rows(j, &r, &l->k, tiles, r.k, r.stride);
+        encode_rows(j, &r, &l->v, tiles + l->k.bytes, r.v, r.stride);
     }
 }
 

@@ -164,7 +164,7 @@ static void finish_scores(const struct walk *w, uint32_t group, uint32_t cut,
     for (uint32_t r = done_rows(w, cut); r < ROWS; r++) {
         const size_t row = first_row(w, cut) + (size_t)r;
         const __m512 scale = _mm512_set1_ps(q->scale[row]);
-        const __m512 sum = _mm512_set1_ps(scaled_sum_of(q, row, group, l->format.group / 32));
+        const __m512 sum = _mm512_set1_ps(scaled_sum_of(q, row, group, l->group / 32));
         float *out = scores + row * stride;
         UNROLL_FOR(v, SCORE_VECTORS) {
             __m512 before = group == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(out + LANES * v);
@@ -177,7 +177,7 @@ static void finish_scores(const struct walk *w, uint32_t group, uint32_t cut,
 
 static void score_affine(const struct tile_layout *l, const void *tile, const struct query_rows *q,
                          float *scores, size_t stride) {
-    const uint32_t n = l->format.group;
+    const uint32_t n = l->group;
     struct walk w;
     ASSERT(l->kind == TILE_K && l->groups * n == l->head_dim);
     if (q->rows < ROWS) {
@@ -307,7 +307,7 @@ ALWAYS_INLINE void finish_values(const struct walk *w, uint32_t cut, int vectors
 
 static void finish_group(const struct walk *w, uint32_t cut, const struct planes *p,
                          const struct sums *sums, float *out, size_t stride) {
-    switch (w->l->format.group / LANES) {
+    switch (w->l->group / LANES) {
     case 2:
         finish_values(w, cut, 2, p, sums, out, stride);
         break;
@@ -322,10 +322,10 @@ static void finish_group(const struct walk *w, uint32_t cut, const struct planes
 
 static void value_affine(const struct tile_layout *l, const void *tile, const float *p,
                          size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
-    const uint32_t n = l->format.group;
+    const uint32_t n = l->group;
     struct walk w;
-    ASSERT(l->kind == TILE_V && l->groups * n == l->head_dim && n <= GROUP_MAX);
-    if (rows < ROWS) {
+    ASSERT(l->kind == TILE_V && l->groups * n == l->head_dim);
+    if (rows < ROWS || (n != 32 && n != 64 && n != GROUP_MAX)) {
         TIER(value_affine)(l, tile, p, p_stride, rows, out, out_stride);
         return;
     }

@@ -28,8 +28,8 @@
  * (Zen 5, from DRAM, 3 rows, head_dim 64, K 8 and V 4 bits: 17.7 -> 8.0 ns per token and head).
  *
  * Invariants: the float arithmetic of a row is the same instructions in the same order whatever
- * other rows the call has. Group sizes are 32, 64 or 128, so a block has 8, 16 or 32 rows and byte
- * rows of every plane begin with it.
+ * other rows the call has. Groups of K are 32, 64 or 128 dims, or of KV_TILE all of a head, of which
+ * a block has up to 128: a multiple of 8 rows, so that byte rows of every plane begin with it.
  */
 #include "backend/cpu/simd/simd.h"
 
@@ -44,6 +44,7 @@ enum {
      * no other pass would share widened words. */
     DIRECT_ROWS = ROWS_AT_ONCE,
 };
+_Static_assert((int)PASS_ROWS <= (int)CHANNEL_ROWS, "a pass is packed at once");
 _Static_assert(4 * BLOCK_ROWS_MAX == 128, "a block has the rows of the widest group");
 _Static_assert(TILE_TOKENS <= 4 * BLOCK_ROWS_MAX, "and those of a V tile");
 
@@ -290,7 +291,7 @@ ALWAYS_INLINE void score_finish(const int32_t *dots, float scale, float scaled_s
 static void score_group(struct reader *r, uint32_t group, const struct query_rows *q, uint32_t row,
                         uint32_t n, float *scores, size_t stride) {
     const struct tile_layout *l = r->l;
-    uint32_t size = l->format.group;
+    uint32_t size = l->group;
     const int16_t *codes = q->codes + (size_t)row * q->dim + group * size;
     float scaled_sum[PASS_ROWS];
     int32_t dots[ROWS_AT_ONCE][BLOCK_LANES];
@@ -322,12 +323,57 @@ static void score_group(struct reader *r, uint32_t group, const struct query_row
 void TIER(score_affine)(const struct tile_layout *l, const void *tile, const struct query_rows *q,
                         float *scores, size_t stride) {
     struct reader r;
-    ASSERT(l->kind == TILE_K && l->groups * l->format.group == l->head_dim);
+    ASSERT(l->kind == TILE_K && l->groups * l->group == l->head_dim);
     reader_init(&r, l, tile, q->rows);
     for (uint32_t row = 0; row < q->rows; row += PASS_ROWS) {
         uint32_t n = q->rows - row < PASS_ROWS ? q->rows - row : PASS_ROWS;
         for (uint32_t g = 0; g < l->groups; g++)
             score_group(&r, g, q, row, n, scores, stride);
+    }
+}
+
+/* One query row of a block of channels: 16 tokens. */
+ALWAYS_INLINE void channels_finish(const int32_t *dots, float scale, float bias_sum, float *out) {
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+        __m256 dot = _mm256_cvtepi32_ps(load_vector(dots + 8 * v));
+        _mm256_storeu_ps(out + 8 * v,
+                         _mm256_fmadd_ps(dot, _mm256_set1_ps(scale), _mm256_set1_ps(bias_sum)));
+    }
+}
+
+/* n <= PASS_ROWS packed rows and 16 tokens. Heads of more than 128 dims are several blocks, whose
+ * dots are added as integers. */
+static void score_tokens(struct reader *r, uint32_t lane, const struct channel_queries *q,
+                         uint32_t n, float *scores, size_t stride) {
+    const uint32_t dim = r->l->head_dim;
+    int32_t dots[ROWS_AT_ONCE][BLOCK_LANES], sums[PASS_ROWS][BLOCK_LANES];
+    for (uint32_t d = 0; d < dim; d += 4 * BLOCK_ROWS_MAX) {
+        const uint32_t rows = min_u32(dim - d, 4 * BLOCK_ROWS_MAX) / 4;
+        reader_block(r, lane, d / 4, rows);
+        for (uint32_t i = 0; i < n; i += ROWS_AT_ONCE) {
+            uint32_t now = n - i < ROWS_AT_ONCE ? n - i : ROWS_AT_ONCE;
+            DOT[r->source][now](r->at, r->line, rows, q->codes + (size_t)i * dim + d, dim, dots);
+            for (uint32_t j = 0; j < now; j++)
+                for (int v = 0; v < BLOCK_LANES; v++)
+                    sums[i + j][v] = dots[j][v] + (d ? sums[i + j][v] : 0);
+        }
+    }
+    for (uint32_t i = 0; i < n; i++)
+        channels_finish(sums[i], q->scale[i], q->bias_sum[i], scores + i * stride + lane);
+}
+
+void TIER(score_channels)(const struct tile_layout *l, const void *tile, const struct query_rows *q,
+                          float *scores, size_t stride) {
+    struct reader r;
+    struct channel_queries packed;
+    ASSERT(l->kind == TILE_K && l->format.kind == KV_TILE);
+    reader_init(&r, l, tile, q->rows);
+    for (uint32_t row = 0; row < q->rows; row += PASS_ROWS) {
+        uint32_t n = q->rows - row < PASS_ROWS ? q->rows - row : PASS_ROWS;
+        TIER(channel_pack)(l, tile, q->f32 + (size_t)row * q->dim, n, &packed);
+        for (uint32_t lane = 0; lane < TILE_TOKENS; lane += BLOCK_LANES)
+            score_tokens(&r, lane, &packed, n, scores + row * stride, stride);
     }
 }
 
@@ -387,8 +433,8 @@ static void value_group(struct reader *r, uint32_t group, const float *p, size_t
     }
     for (uint32_t i = 0; i < n; i++)
         pack_weights(p + i * p_stride, s, b, &w, i);
-    for (uint32_t d = 0; d < l->format.group; d += BLOCK_LANES) {
-        uint32_t lane = group * l->format.group + d;
+    for (uint32_t d = 0; d < l->group; d += BLOCK_LANES) {
+        uint32_t lane = group * l->group + d;
         reader_block(r, lane, 0, TILE_TOKENS / 4);
         for (uint32_t i = 0; i < n; i += ROWS_AT_ONCE) {
             uint32_t now = n - i < ROWS_AT_ONCE ? n - i : ROWS_AT_ONCE;
@@ -402,7 +448,7 @@ static void value_group(struct reader *r, uint32_t group, const float *p, size_t
 void TIER(value_affine)(const struct tile_layout *l, const void *tile, const float *p,
                         size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
     struct reader r;
-    ASSERT(l->kind == TILE_V && l->groups * l->format.group == l->head_dim);
+    ASSERT(l->kind == TILE_V && l->groups * l->group == l->head_dim);
     reader_init(&r, l, tile, rows);
     for (uint32_t row = 0; row < rows; row += PASS_ROWS) {
         uint32_t n = rows - row < PASS_ROWS ? rows - row : PASS_ROWS;

@@ -220,6 +220,7 @@ ALWAYS_INLINE vf times_power_of_2(vf x, vf n) {
 /* e^x for x <= 0, of scores; 0 where the result would be subnormal. NaN stays NaN. x = n ln 2 + r
  * with |r| <= ln 2 / 2, e^r by a polynomial of degree 7 (Cephes' coefficients; below 1 ulp with
  * FMA), 2^n by adding n to the exponent. */
+#define HAVE_SCORE_CHANNELS
 #define HAVE_EXP_SCORE
 ALWAYS_INLINE vf exp_score(vf x) {
     const vf smallest = splat(-87.336f); /* e^-87.336 is just above 2^-126 */

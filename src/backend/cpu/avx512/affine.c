@@ -141,7 +141,7 @@ static void reader_init(struct reader *r, const struct tile_layout *l, const uin
     uint32_t bits = l->format.bits;
     r->l = l;
     r->tile = tile;
-    r->vectors = l->kind == TILE_V && l->format.group < 64 ? 2 : 4;
+    r->vectors = l->kind == TILE_V && l->group % 64 ? 2 : 4;
     r->direct = bits == 8 || bits == 4;
     r->dot = DOT[bits == 4 ? SOURCE_4 : SOURCE_8][r->vectors / 4];
     r->line = r->direct ? 4 * (size_t)l->lanes : 64 * (size_t)r->vectors;
@@ -187,7 +187,7 @@ static void score_group(struct reader *r, uint32_t group, const struct query_row
                         size_t stride) {
     const struct tile_layout *l = r->l;
     const enum scalar_type t = (enum scalar_type)l->format.scalar;
-    uint32_t size = l->format.group;
+    uint32_t size = l->group;
     int32_t dots[ROWS_AT_ONCE][16 * VECTORS_MAX];
     __m512 s[4], b[4];
     UNROLL_FOR(v, 4) {
@@ -209,7 +209,7 @@ static void score_group(struct reader *r, uint32_t group, const struct query_row
 void TIER(score_affine)(const struct tile_layout *l, const void *tile, const struct query_rows *q,
                         float *scores, size_t stride) {
     struct reader r;
-    ASSERT(l->kind == TILE_K && l->groups * l->format.group == l->head_dim);
+    ASSERT(l->kind == TILE_K && l->groups * l->group == l->head_dim);
     reader_init(&r, l, tile);
     for (uint32_t g = 0; g < l->groups; g++)
         score_group(&r, g, q, scores, stride);
@@ -270,8 +270,8 @@ static void value_group(struct reader *r, uint32_t group, const float *p, size_t
     }
     for (uint32_t i = 0; i < rows; i++)
         pack_weights(p + i * p_stride, s, b, &w, i);
-    for (uint32_t d = 0; d < l->format.group; d += 16 * r->vectors) {
-        uint32_t lane = group * l->format.group + d;
+    for (uint32_t d = 0; d < l->group; d += 16 * r->vectors) {
+        uint32_t lane = group * l->group + d;
         reader_block(r, lane, 0, TILE_TOKENS / 4);
         for (uint32_t i = 0, n; i < rows; i += n) {
             n = next_rows(rows - i);
@@ -286,7 +286,7 @@ static void value_group(struct reader *r, uint32_t group, const float *p, size_t
 void TIER(value_affine)(const struct tile_layout *l, const void *tile, const float *p,
                         size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
     struct reader r;
-    ASSERT(l->kind == TILE_V && l->groups * l->format.group == l->head_dim);
+    ASSERT(l->kind == TILE_V && l->groups * l->group == l->head_dim);
     reader_init(&r, l, tile);
     for (uint32_t row = 0; row < rows; row += PASS_ROWS) {
         uint32_t n = rows - row < PASS_ROWS ? rows - row : PASS_ROWS;

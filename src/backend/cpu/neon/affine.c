@@ -274,7 +274,7 @@ static void pack_queries(const struct query_rows *q, uint32_t row, uint32_t n, u
 static void score_group(struct reader *r, uint32_t group, const struct query_rows *q, uint32_t row,
                         uint32_t n, float *scores, size_t stride) {
     const struct tile_layout *l = r->l;
-    uint32_t size = l->format.group;
+    uint32_t size = l->group;
     enum scalar_type t = (enum scalar_type)l->format.scalar;
     struct pass p;
     int32_t dots[ROWS_AT_ONCE][BLOCK_LANES];
@@ -300,7 +300,7 @@ static void score_group(struct reader *r, uint32_t group, const struct query_row
 void TIER(score_affine)(const struct tile_layout *l, const void *tile, const struct query_rows *q,
                         float *scores, size_t stride) {
     struct reader r;
-    ASSERT(l->kind == TILE_K && l->groups * l->format.group == l->head_dim);
+    ASSERT(l->kind == TILE_K && l->groups * l->group == l->head_dim);
     reader_init(&r, l, tile, q->rows);
     for (uint32_t row = 0; row < q->rows; row += PASS_ROWS) {
         uint32_t n = q->rows - row < PASS_ROWS ? q->rows - row : PASS_ROWS;
@@ -363,8 +363,8 @@ static void value_group(struct reader *r, uint32_t group, const float *p, size_t
     }
     for (uint32_t i = 0; i < n; i++)
         pack_weights(p + i * p_stride, s, b, &w, i);
-    for (uint32_t d = 0; d < l->format.group; d += BLOCK_LANES) {
-        uint32_t lane = group * l->format.group + d;
+    for (uint32_t d = 0; d < l->group; d += BLOCK_LANES) {
+        uint32_t lane = group * l->group + d;
         reader_block(r, lane, 0, TILE_TOKENS / 4);
         for (uint32_t i = 0, now; i < n; i += now) {
             now = n - i < ROWS_AT_ONCE ? n - i : ROWS_AT_ONCE;
@@ -378,7 +378,7 @@ static void value_group(struct reader *r, uint32_t group, const float *p, size_t
 void TIER(value_affine)(const struct tile_layout *l, const void *tile, const float *p,
                         size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
     struct reader r;
-    ASSERT(l->kind == TILE_V && l->groups * l->format.group == l->head_dim);
+    ASSERT(l->kind == TILE_V && l->groups * l->group == l->head_dim);
     reader_init(&r, l, tile, rows);
     for (uint32_t row = 0; row < rows; row += PASS_ROWS) {
         uint32_t n = rows - row < PASS_ROWS ? rows - row : PASS_ROWS;

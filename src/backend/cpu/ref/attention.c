@@ -4,6 +4,7 @@
  *     score_*    lane = token   scores[row][t]  = q_row . K_t
  *     softmax    one run        p = exp(score - max)
  *     value_*    lane = dim     out[row][d]    += sum_t p[row][t] * V_t[d]
+ *     basis_rows lane = dim     y[row]          = x[row] . matrix
  *
  * Affine tiles are never dequantized: codes meet integer queries and integer weights, scale and
  * bias are applied to the exact sums. Each row is worked on by itself, so its bits cannot depend on
@@ -38,7 +39,7 @@ void query_pack_ref(const float *q, size_t q_stride, float q_scale, struct query
 /* One row against one token: codes [dim], s and b [groups]. */
 static double score_one(const struct tile_layout *l, const struct query_rows *q, uint32_t row,
                         const uint8_t *codes, const float *s, const float *b) {
-    uint32_t group = l->format.group, runs = group / 32;
+    uint32_t group = l->group, runs = group / 32;
     const int16_t *q_codes = q->codes + (size_t)row * q->dim;
     const int32_t *sum32 = q->sum32 + (size_t)row * (q->dim / 32);
     double acc = 0, q_scale = q->scale[row];
@@ -63,6 +64,45 @@ void score_affine_ref(const struct tile_layout *l, const void *tile, const struc
         for (uint32_t row = 0; row < q->rows; row++)
             scores[row * stride + t] = (float)score_one(l, q, row, codes, s, b);
     }
+}
+
+/* One row against a tile whose channels have scales s and biases b [head_dim]. */
+static void score_row(const struct tile_layout *l, const uint8_t (*codes)[HEAD_DIM_MAX],
+                      const float *q, const float *s, const float *b, float *scores) {
+    float x[HEAD_DIM_MAX];
+    int32_t x_codes[HEAD_DIM_MAX];
+    double bias = 0;
+    for (uint32_t i = 0; i < l->head_dim; i++) {
+        x[i] = q[i] * s[i];
+        bias += (double)q[i] * (double)b[i];
+    }
+    struct rounding r = rounding_of(magnitude(x, l->head_dim), ACT16_MAX);
+    for (uint32_t i = 0; i < l->head_dim; i++)
+        x_codes[i] = to_code(x[i], r);
+    for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+        int32_t dot = 0;
+        for (uint32_t i = 0; i < l->head_dim; i++)
+            dot += x_codes[i] * codes[t][i];
+        scores[t] = (float)((double)r.scale * dot + bias);
+    }
+}
+
+void score_channels_ref(const struct tile_layout *l, const void *tile, const struct query_rows *q,
+                        float *scores, size_t stride) {
+    uint8_t codes[TILE_TOKENS][HEAD_DIM_MAX];
+    float s[HEAD_DIM_MAX], b[HEAD_DIM_MAX];
+    ASSERT(l->kind == TILE_K && l->format.kind == KV_TILE && l->head_dim <= HEAD_DIM_MAX);
+    tile_get_channels(l, tile, s, b);
+    for (uint32_t t = 0; t < TILE_TOKENS; t++)
+        tile_get_row(l, tile, t, codes[t], NULL, NULL);
+    for (uint32_t row = 0; row < q->rows; row++)
+        score_row(l, codes, q->f32 + (size_t)row * q->dim, s, b, scores + row * stride);
+}
+
+void basis_rows_ref(const float *matrix, uint32_t dim, const float *x, size_t x_stride,
+                    uint32_t rows, float *y) {
+    for (uint32_t row = 0; row < rows; row++)
+        key_basis_apply(matrix, dim, x + row * x_stride, y + (size_t)row * dim);
 }
 
 void score_exact_ref(const struct tile_layout *l, const void *tile, const struct query_rows *q,
@@ -133,7 +173,7 @@ void value_affine_ref(const struct tile_layout *l, const void *tile, const float
                       size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
     uint8_t codes[TILE_TOKENS][HEAD_DIM_MAX];
     float s[GROUPS_MAX][TILE_TOKENS], b[GROUPS_MAX][TILE_TOKENS];
-    uint32_t group = l->format.group;
+    uint32_t group = l->group;
     for (uint32_t t = 0; t < TILE_TOKENS; t++) {
         float st[GROUPS_MAX], bt[GROUPS_MAX];
         tile_get_row(l, tile, t, codes[t], st, bt);

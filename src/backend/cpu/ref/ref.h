@@ -13,11 +13,13 @@
 #include "backend/cpu/kernels.h"
 
 query_pack_fn query_pack_ref;
-score_tile_fn score_affine_ref, score_exact_ref;
+score_tile_fn score_affine_ref, score_exact_ref, score_channels_ref;
+basis_rows_fn basis_rows_ref;
 centre_tile_fn centre_tile_ref;
 value_tile_fn value_affine_ref, value_exact_ref;
 softmax_run_fn softmax_run_ref;
 encode_row_fn encode_row_ref;
+encode_tile_fn encode_tile_ref;
 act_pack_fn act_pack_ref;
 product_fn product_float_ref, product_quant_ref;
 rms_norm_fn rms_norm_ref;

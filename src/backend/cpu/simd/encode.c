@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* encode.c: tile_encode_row with vectors, byte for byte the same (quant/tile.c and quant/affine.c
- * are the definition).
+/* encode.c: tile_encode_row and tile_encode with vectors, byte for byte the same (quant/tile.c,
+ * quant/affine.c and quant/range.c are the definition).
  *
  *     row -> scalar type -> per group: min, max -> step, edge -> codes in 32-bit lanes -> tile
  *
@@ -124,7 +124,7 @@ static void put_v_planes(const struct tile_layout *l, uint8_t *tile, uint32_t to
 
 ALWAYS_INLINE void encode_affine(const struct tile_layout *l, uint8_t *tile, uint32_t token,
                                  const float *x, enum scalar_type t) {
-    uint32_t group = l->format.group;
+    uint32_t group = l->group;
     uint8_t bytes[HEAD_DIM_MAX];
     for (uint32_t g = 0; g < l->groups; g++) {
         vi codes[GROUP_MAX / LANES];
@@ -193,7 +193,7 @@ ALWAYS_INLINE void encode_half(const struct tile_layout *l, uint8_t *tile, uint3
 void TIER(encode_row)(const struct tile_layout *l, void *tile, uint32_t token, const float *x) {
     enum scalar_type t = (enum scalar_type)l->format.scalar;
     bool exact = kv_format_exact(l->format);
-    ASSERT(token < TILE_TOKENS && l->head_dim <= HEAD_DIM_MAX && l->format.group <= GROUP_MAX);
+    ASSERT(token < TILE_TOKENS && l->head_dim <= HEAD_DIM_MAX && l->group <= GROUP_MAX);
     if (!row_is_finite(t, x, l->head_dim))
         tile_encode_row(l, tile, token, x);
     else if (exact && t == SCALAR_F32)
@@ -208,4 +208,120 @@ void TIER(encode_row)(const struct tile_layout *l, void *tile, uint32_t token, c
         encode_affine(l, tile, token, x, SCALAR_BF16);
     else
         encode_affine(l, tile, token, x, SCALAR_F32);
+}
+
+/* ---- tiles ----------------------------------------------------------------------------------- */
+
+/* The four ranges of a row of four elements a lane, as every vector of the row needs them. */
+struct ranges {
+    vf scale, bias;
+};
+
+/* Lane i % 4 of each four of v. */
+ALWAYS_INLINE vf every_fourth(const float v[4]) {
+    float lanes[LANES];
+    for (int i = 0; i < LANES; i++)
+        lanes[i] = v[i % 4];
+    return load(lanes);
+}
+
+/* range_find for elements [4 * lanes] of a row; stores the scales and biases of index r on. */
+ALWAYS_INLINE struct ranges find_ranges(const struct tile_layout *l, const uint16_t *row,
+                                        uint8_t *tile, uint32_t r) {
+    const float top = (float)((1u << l->format.bits) - 1);
+    float low[LANES], high[LANES], scale[4], bias[4];
+    vf lo = splat(INFINITY), hi = splat(-INFINITY);
+    for (size_t i = 0; i < 4 * (size_t)l->lanes; i += LANES) {
+        const vf x = load_as(SCALAR_F16, row, i);
+        lo = vmin(x, lo);
+        hi = vmax(x, hi);
+    }
+    store(low, lo);
+    store(high, hi);
+    for (size_t i = 0; i < 4; i++) {
+        for (size_t j = i; j < LANES; j += 4) {
+            low[i] = low[j] < low[i] ? low[j] : low[i];
+            high[i] = high[j] > high[i] ? high[j] : high[i];
+        }
+        const float step = (high[i] - low[i]) / top;
+        scale[i] = scalar_round(SCALAR_F16, step < 1e-7f ? 1e-7f : step);
+        bias[i] = low[i];
+        store_scalar(SCALAR_F16, tile + l->scale_offset, r + i, scale[i]);
+        store_scalar(SCALAR_F16, tile + l->bias_offset, r + i, bias[i]);
+    }
+    return (struct ranges){every_fourth(scale), every_fourth(bias)};
+}
+
+/* Puts the codes [4 * lanes] of row r / 4 into the planes. The first row of a byte row writes it. */
+static void put_row_planes(const struct tile_layout *l, uint8_t *tile, uint32_t r,
+                           const uint8_t *codes) {
+    const size_t n = 4 * (size_t)l->lanes;
+    for (unsigned p = 0; p < l->plane_count; p++) {
+        const unsigned bits = l->plane_bits[p], shift = l->plane_shift[p], mask = (1u << bits) - 1;
+        const uint32_t row = r / 4, rows = 8 / bits, bit = bits * (row % rows);
+        uint8_t *restrict out = tile + l->plane_offset[p] + row / rows * n;
+        for (size_t i = 0; i < n; i++) {
+            const unsigned part = (codes[i] >> shift & mask) << bit;
+            out[i] = (uint8_t)(bit == 0 ? part : out[i] | part);
+        }
+    }
+}
+
+/* K and V alike: four indices of the reduction axis are a row, whose elements lie side by side. */
+static void encode_ranges(const struct tile_layout *l, uint8_t *tile, const uint16_t *rows) {
+    const vf top = splat((float)((1u << l->format.bits) - 1));
+    uint8_t codes[4 * HEAD_DIM_MAX];
+    for (uint32_t r = 0; r < l->reduction; r += 4, rows += 4 * (size_t)l->lanes) {
+        const struct ranges ranges = find_ranges(l, rows, tile, r);
+        for (size_t i = 0; i < 4 * (size_t)l->lanes; i += LANES) {
+            const vf q = (load_as(SCALAR_F16, rows, i) - ranges.bias) / ranges.scale;
+            store_bytes(codes + i, to_int(vmin(vmax(q, splat(0)), top)));
+        }
+        put_row_planes(l, tile, r, codes);
+    }
+}
+
+/* Row `token` of an f16 tile. */
+static void get_halves(const struct tile_layout *from, const uint16_t *tile, uint32_t token,
+                       float *x) {
+    const size_t dim = from->head_dim, lanes = 4 * (size_t)from->lanes;
+    uint16_t half[HEAD_DIM_MAX];
+    if (from->kind == TILE_K)
+        for (size_t d = 0; d < dim; d += 4)
+            memcpy(half + d, tile + d / 4 * lanes + 4 * (size_t)token, 4 * sizeof *half);
+    else
+        for (size_t d = 0; d < dim; d++)
+            half[d] = tile[token / 4 * lanes + 4 * d + token % 4];
+    FOR_VECTORS(d, left, dim,
+                { store_first(x + d, left, load_first_as(SCALAR_F16, half, d, left)); });
+}
+
+/* Whether all n halves are finite. */
+static bool halves_are_finite(const uint16_t *half, size_t n) {
+    uint16_t max = 0;
+    for (size_t i = 0; i < n; i++) {
+        const uint16_t magnitude = half[i] & 0x7fff;
+        max = magnitude > max ? magnitude : max;
+    }
+    return max < 0x7c00;
+}
+
+void TIER(encode_tile)(const struct tile_layout *l, void *tile, const struct tile_layout *from,
+                       const void *shadow) {
+    const uint16_t *rows = shadow;
+    float x[TILE_TOKENS * HEAD_DIM_MAX];
+    ASSERT(from->format.bits == 16 && from->format.scalar == SCALAR_F16);
+    ASSERT(from->kind == l->kind && from->head_dim == l->head_dim && l->head_dim <= HEAD_DIM_MAX);
+    if (l->format.kind == KV_TILE && l->format.scalar == SCALAR_F16 &&
+        halves_are_finite(rows, (size_t)TILE_TOKENS * l->head_dim)) {
+        encode_ranges(l, tile, rows);
+        return;
+    }
+    for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+        get_halves(from, rows, t, x + (size_t)t * l->head_dim);
+        if (l->format.kind != KV_TILE)
+            TIER(encode_row)(l, tile, t, x + (size_t)t * l->head_dim);
+    }
+    if (l->format.kind == KV_TILE)
+        tile_encode(l, tile, x);
 }

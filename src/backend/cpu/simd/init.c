@@ -8,11 +8,16 @@ void TIER(kernels_init)(struct kernels *k) {
     k->query_pack = TIER(query_pack);
     k->score_affine = TIER(score_affine);
     k->score_exact = TIER(score_exact);
+#if defined(HAVE_SCORE_CHANNELS)
+    k->score_channels = TIER(score_channels);
+#endif
     k->centre_tile = TIER(centre_tile);
     k->value_affine = TIER(value_affine);
     k->value_exact = TIER(value_exact);
     k->softmax_run = TIER(softmax_run);
     k->encode_row = TIER(encode_row);
+    k->encode_tile = TIER(encode_tile);
+    k->basis_rows = TIER(basis_rows);
     k->act_pack = TIER(act_pack);
     k->product[weight_index(WEIGHT_F32)] = TIER(product_float);
     k->product[weight_index(WEIGHT_F16)] = TIER(product_float);

@@ -58,6 +58,8 @@ value_tile_fn TIER(value_exact);
 centre_tile_fn TIER(centre_tile);
 softmax_run_fn TIER(softmax_run);
 encode_row_fn TIER(encode_row);
+encode_tile_fn TIER(encode_tile);
+basis_rows_fn TIER(basis_rows);
 act_pack_fn TIER(act_pack);
 product_fn TIER(product_float);
 rms_norm_fn TIER(rms_norm);
@@ -69,8 +71,18 @@ softcap_fn TIER(softcap);
 short_conv_fn TIER(short_conv);
 delta_step_fn TIER(delta_step);
 
+/* Query rows times the scales of a tile's channels, as codes in the tier's order. */
+enum { CHANNEL_ROWS = 64 };
+struct channel_queries {
+    int16_t codes[CHANNEL_ROWS * HEAD_DIM_MAX]; /* [row][dim] */
+    float scale[CHANNEL_ROWS], bias_sum[CHANNEL_ROWS];
+};
+/* q: [rows][dim]; rows <= CHANNEL_ROWS */
+void TIER(channel_pack)(const struct tile_layout *l, const void *tile, const float *q,
+                        uint32_t rows, struct channel_queries *out);
+
 /* the tier's folder */
-score_tile_fn TIER(score_affine);
+score_tile_fn TIER(score_affine), TIER(score_channels);
 value_tile_fn TIER(value_affine);
 /* Puts the products of quantized weights that the tier has into the table. */
 void TIER(set_products)(struct kernels *k);
