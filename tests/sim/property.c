@@ -52,10 +52,10 @@ enum {
     BATCH_MAX = 64
 };
 
-static const char *const BITS[] = {"f16", "8",   "8,4",  "4",     "4,2", "3",
-                                   "2",   "6,5", "bf16", "5,f16", "f32"};
+static const char *const BITS[] = {"f16", "8",    "8,4",   "4",   "4,2",  "3",  "2",
+                                   "6,5", "bf16", "5,f16", "f32", "r8,4", "t4", "t3,2"};
 static const uint32_t CHUNKS[] = {1, 2, 7, 31, 64, 65, 200, 512};
-enum { N_BITS = 11, N_CHUNKS = 8 };
+enum { N_BITS = sizeof BITS / sizeof *BITS, N_CHUNKS = 8 };
 
 struct program {
     uint64_t seed;
@@ -294,7 +294,8 @@ static void edit_trim(const struct program *p, kvasir_context *ctx, struct live 
     if (status == KVASIR_OK) {
         if (kvasir_seq_length(l->seq) != to)
             die(p, "trim: wrong length", to);
-        if (rerun && (!ctx->options.cache.state_bytes || rerun > to))
+        const bool whole = kv_cache_is_whole(ctx->cache) && rerun < TILE_TOKENS;
+        if (rerun && ((!ctx->options.cache.state_bytes && !whole) || rerun > to))
             die(p, "trim: more run again than there was", to);
         maybe_switch(p, l);
         return;

@@ -9,10 +9,12 @@
 static const char *const SHAPES[SIM_SHAPES] = {"plain",     "rotating, keeps", "rotating",
                                                "window",    "attention sinks", "shared KV",
                                                "recurrent", "experts"};
-static const char *const FORMATS[SIM_FORMATS] = {"f16", "8", "8,4", "centred", "4,2", "3", "other"};
+static const char *const FORMATS[SIM_FORMATS] = {"f16", "8",    "8,4", "centred", "4,2",
+                                                 "3",   "r8,4", "t4",  "other"};
 static const char *const ROTATIONS[SIM_ROTATIONS] = {"none", "keeps", "keeps none"};
-static const char *const BITS[SIM_FORMATS] = {"f16", "8", "8,4", "8,4", "4,2", "3"};
-static const char *const OTHERS[] = {"4", "2", "6,5", "5,f16", "bf16,8", "bf16", "f32"};
+static const char *const BITS[SIM_FORMATS] = {"f16", "8", "8,4", "8,4", "4,2", "3", "r8,4", "t4"};
+static const char *const OTHERS[] = {"4",   "2",  "6,5",  "5,f16", "bf16,8", "bf16",
+                                     "f32", "r4", "t5,4", "t3,2",  "t2"};
 
 static bool can_be_centred(const struct sim_models *s, uint32_t model) {
     return s->centres[model][0] != 0;

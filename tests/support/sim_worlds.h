@@ -28,6 +28,8 @@ enum sim_format {
     FORMAT_8_4_CENTRED, /* FORMAT_OTHER instead if a model's keys cannot be centred */
     FORMAT_4_2,
     FORMAT_3,
+    FORMAT_R8_4, /* these two are encoded when a page is full */
+    FORMAT_T4,
     FORMAT_OTHER, /* one of several others */
     SIM_FORMATS
 };
@@ -35,7 +37,7 @@ enum sim_rotation { ROTATION_NONE, ROTATION_KEEPING, ROTATION_KEEPING_NONE, SIM_
 
 /* In this many consecutive seeds every model meets every format and every rotation, and the plain
  * ones together every format with every rotation. */
-enum { SIM_WORLDS = 7 * SIM_N_MODELS };
+enum { SIM_WORLDS = SIM_FORMATS * SIM_N_MODELS };
 
 struct sim_world {
     uint32_t model;
