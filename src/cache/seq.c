@@ -51,11 +51,6 @@ static bool state_is_shared(const struct kv_seq *s) {
     return s->has_state && page_shared(s->cache->pool, s->state);
 }
 
-uint32_t seq_entries_for(const struct kv_seq *s, uint32_t group, uint32_t length) {
-    uint32_t pages = pages_for(length), kept = s->cache->groups[group].kept_pages;
-    return pages <= kept ? pages : kept + (pages - s->tables[group].base_page);
-}
-
 /* Bytes of shared pages that the table will drop while it grows to a query at `end`. Their other
  * holders keep them in use, so dropping them frees nothing. */
 static uint64_t shared_dropped_bytes(const struct kv_seq *s, uint32_t end) {
@@ -95,23 +90,6 @@ kvasir_status seq_create(struct kv_cache *c, struct kv_seq **out, kvasir_error *
         s->tables[g].base_page = c->groups[g].kept_pages;
     *out = s;
     return KVASIR_OK;
-}
-
-void seq_table_truncate(struct kv_seq *s, uint32_t group, uint32_t n) {
-    struct table *t = &s->tables[group];
-    while (t->n > n)
-        page_unref(s->cache->pool, t->pages[--t->n].addr);
-}
-
-void seq_state_drop(struct kv_seq *s) {
-    if (s->has_state)
-        page_unref(s->cache->pool, s->state);
-    s->has_state = false;
-}
-
-void seq_snapshots_truncate(struct kv_seq *s, uint32_t n) {
-    while (s->n_snapshots > n)
-        page_unref(s->cache->pool, s->snapshots[--s->n_snapshots].addr);
 }
 
 void seq_destroy(struct kv_seq *s) {

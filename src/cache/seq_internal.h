@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of a sequence share (seq.c has the drawing and the invariants):
+/* What the files of a sequence share (seq.c has the drawing and the invariants). Each calls only
+ * those before it:
  *
- *     seq.c             life, reading, growing
+ *     seq_table.c       entries of tables
  *     seq_shadow.c      rows at 16 bits of pages that are encoded when they are full
  *     seq_trim.c        shrinking, and which lengths can be reached
+ *     seq.c             life, reading, growing
  *     seq_requantize.c  other formats
  */
 #ifndef KVASIR_CACHE_SEQ_INTERNAL_H
@@ -43,7 +45,7 @@ struct kv_seq {
     uint32_t n_snapshots, cap_snapshots;
 };
 
-/* ---- seq.c ----------------------------------------------------------------------------------- */
+/* ---- seq_table.c ----------------------------------------------------------------------------- */
 
 /* Number of entries of a table that covers positions before `length`. */
 uint32_t seq_entries_for(const struct kv_seq *s, uint32_t group, uint32_t length);

@@ -273,7 +273,8 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
     {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT, .number_too = true,                 \
      .offset = offsetof(type, context.kv_bits),                                                    \
      .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2, or llama.cpp's names such as q8_0; "   \
-             "one value for both"},                                                                \
+             "one value for both; or rotated r8,4 and tiles t5,4 t4 t4,3 t3 ..., which keep more " \
+             "quality at the same bits and share prefixes by whole pages"},                        \
     GROUP_OPTIONS(type, context),                                                                  \
     {.name = "--quantized-kv-start", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,          \
      .offset = offsetof(type, context.quantized_kv_start),                                         \

@@ -35,7 +35,7 @@ static const struct option OPTIONS[] = {
     {.name = "--window-layers", .value = "N", .kind = OPTION_U32, ROW(options.window_layers),
      .max = 1024, .shown = "half of all layers", .help = "number of layers with a window"},
     {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT, ROW(options.kv_bits),
-     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2; one value for both"},
+     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2, one value for both; r8,4 t4 ..."},
     {.name = "--kv-group-size", .value = "G", .kind = OPTION_TEXT, ROW(options.kv_group_size),
      .shown = "64 if it divides the head size, else 32",
      .help = "values that share a scale and a bias: 32, 64 or 128; one for both, or K,V"},

@@ -74,7 +74,8 @@ kvasir_status kv_format_parse_pair(const char *text, struct kv_format *k, struct
  * that does not divide is an error that names those that do. Formats without groups get 0. */
 kvasir_status kv_format_settle(struct kv_format *f, uint32_t head_dim, uint32_t group,
                                kvasir_error *err) MUST_CHECK;
-/* "f16", "8 g64", "4 g32 bf16", "r8 g64", "t4": for people. buf holds at least 24 bytes; returns buf. */
+/* "f16", "8 g64", "4 g32 bf16", "r8 g64", "t4": for people. buf holds at least 24 bytes; returns
+ * buf. */
 char *kv_format_name(struct kv_format f, char *buf);
 /* ---- tiles (tile.c): the one storage order --------------------------------------------------- */
 
@@ -172,7 +173,7 @@ void affine_dequantize(const uint8_t *codes, const float *scales, const float *b
 void affine_pack_row(const uint8_t *codes, size_t n, unsigned bits, uint32_t *words);
 void affine_unpack_row(const uint32_t *words, size_t n, unsigned bits, uint8_t *codes);
 
-/* ---- ranges from end to end (range.c): KV_TILE ------------------------------------------------ */
+/* ---- ranges from end to end (range.c): KV_TILE ----------------------------------------------- */
 
 /* n values, `stride` apart, share a scale and a bias of type t. In float32, each operation rounded:
  *     bias = T(min),  scale = T(max((max - min) / (2^bits - 1), 1e-7)),

@@ -5,8 +5,8 @@
  *       |---------|---------|---- ... ----|----------|
  *     code 0    code 1    code 2               2^bits - 1
  *
- * mx.quantize (affine.c) makes the larger end and zero exact instead, which stretches the step: in a
- * rotated basis zero is a value like any other, and ranges of 3 and 4 bits lose a third of their
+ * mx.quantize (affine.c) makes the larger end and zero exact instead, which stretches the step. In
+ * a rotated basis zero is a value like any other, and ranges of 3 and 4 bits lose a third of their
  * quality by it (docs/quality.md).
  *
  * RANGE-1  every operation is one float32 operation, rounded (-ffp-contract=off)

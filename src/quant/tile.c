@@ -16,7 +16,8 @@
  * a 2-bit plane lays four, a 1-bit plane eight. A 6-bit code is a 4-bit plane (bits 0..3) and a
  * 2-bit plane (bits 4, 5).
  *
- * Only locate() computes where a code is; everything else goes through put_codes and get_codes. Kernels repeat the order and are checked against these functions.
+ * Only locate() computes where a code is; everything else goes through put_codes and get_codes.
+ * Kernels repeat the order and are checked against these functions.
  *
  * Invariants: a token's bytes are shared with other tokens (nibbles of V), so stores read, mask and
  * write. Offsets are multiples of 32 bytes for head_dim a multiple of 32, or of 4 in exact formats.

@@ -73,8 +73,10 @@ static void add_random_sequence(struct backend *b, struct family *f) {
 }
 
 static void start_family(struct backend *b, struct family *f) {
-    static const struct kv_format formats[] = {
-        {8, SCALAR_F16, 64, KV_ROWS}, {4, SCALAR_F16, 64, KV_ROWS}, {16, SCALAR_F16, 0, KV_ROWS}, {3, SCALAR_F16, 32, KV_ROWS}};
+    static const struct kv_format formats[] = {{8, SCALAR_F16, 64, KV_ROWS},
+                                               {4, SCALAR_F16, 64, KV_ROWS},
+                                               {16, SCALAR_F16, 0, KV_ROWS},
+                                               {3, SCALAR_F16, 32, KV_ROWS}};
     memset(f, 0, sizeof *f);
     page_layout_init(&f->layout, LAYERS, KV_HEADS, DIM, formats[random_below(4)],
                      formats[random_below(4)]);

@@ -244,7 +244,8 @@ static void check_scene(struct scene *c, float q_size) {
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
-static const struct kv_format F16_FORMAT = {16, SCALAR_F16, 0, KV_ROWS}, BF16_FORMAT = {16, SCALAR_BF16, 0, KV_ROWS};
+static const struct kv_format F16_FORMAT = {16, SCALAR_F16, 0, KV_ROWS},
+                              BF16_FORMAT = {16, SCALAR_BF16, 0, KV_ROWS};
 
 static struct kv_format affine(uint8_t bits, uint16_t group, enum scalar_type t) {
     return (struct kv_format){bits, (uint8_t)t, group, KV_ROWS};
