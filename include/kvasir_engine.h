@@ -33,7 +33,8 @@ typedef struct kvasir_engine_options {
      * together. cache_bytes is ignored in favour of the next fields. */
     kvasir_context_options context;
     /* The budget of running sequences, stored prefixes, their states and tables, the prefix tree
-     * and step buffers. 0: cache_memory_percent of the memory that is free beside the weights. */
+     * and step buffers. 0: cache_memory_percent of the memory that is free beside the weights, the
+     * GPU's on a GPU. */
     uint64_t cache_memory_bytes;
     double cache_memory_percent; /* 0 to 100, of free memory */
     uint32_t max_running;        /* most sequences that run at once */

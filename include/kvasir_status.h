@@ -55,6 +55,9 @@ KVASIR_API const char *kvasir_status_text(kvasir_status status);
 KVASIR_API const char *kvasir_version(void);
 /* GPUs that "cuda:N" of kvasir_context_options.device can name; 0 in a build without CUDA. */
 KVASIR_API int kvasir_gpus(void);
+/* Free memory, in bytes, where a context with this kvasir_context_options.device computes: the
+ * GPU's, or the host's. */
+KVASIR_API kvasir_status kvasir_free_memory(const char *device, uint64_t *bytes, kvasir_error *err);
 /* Frees memory of functions that say so. */
 KVASIR_API void kvasir_free(void *p);
 

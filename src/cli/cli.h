@@ -314,8 +314,8 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .help = "memory for the whole cache, in MiB: running sequences and stored prefixes"},         \
     {.name = "--cache-memory-percent", .value = "P", .kind = OPTION_FLOAT, .max = 100,             \
      .offset = offsetof(type, engine.memory_percent),                                              \
-     .help = "the same, as a percentage of the memory that the weights leave free; a value below " \
-             "1 is a fraction: 0.2 means 20"},                                                     \
+     .help = "the same, as a percentage of the memory (on a GPU, of its own) that the weights "    \
+             "leave free; a value below 1 is a fraction: 0.2 means 20"},                           \
     {.name = "--max-num-seqs", .value = "N", .kind = OPTION_U32, .min = 1, .max = 65536,           \
      .offset = offsetof(type, engine.options.max_running),                                         \
      .help = "maximum number of sequences that run at the same time"},                             \

@@ -118,8 +118,9 @@ static uint64_t weights_at_once(const struct serve_models *all, size_t places) {
 
 /* As the engine does it for one model. */
 static int settle_budget(struct serve_models *all, const kvasir_engine_options *o, size_t places) {
-    const uint64_t available = memory_available_bytes(), weights = weights_at_once(all, places);
-    const uint64_t left = available > weights ? available - weights : available / 4;
+    const uint64_t weights = weights_at_once(all, places);
+    uint64_t available;
+    kvasir_error err;
     all->set.budget_bytes = o->cache_memory_bytes;
     if (all->set.budget_bytes)
         return EXIT_GOOD;
@@ -127,6 +128,9 @@ static int settle_budget(struct serve_models *all, const kvasir_engine_options *
         return usage_error(all->command,
                            "--cache-memory-percent: %g is not above 0 and at most 100",
                            o->cache_memory_percent);
+    if (kvasir_free_memory(o->context.device, &available, &err))
+        return library_error(all->command, &err);
+    const uint64_t left = available > weights ? available - weights : available / 4;
     all->set.budget_bytes = (uint64_t)((double)left * o->cache_memory_percent / 100);
     return EXIT_GOOD;
 }
@@ -225,9 +229,10 @@ static int settle(struct serve_models *all, struct serve_model *m) {
 static kvasir_status open_model(struct serve_model *m, kvasir_model **out, kvasir_error *err) {
     char need[24], there[24];
     kvasir_model_info info;
+    uint64_t available;
+    TRY(kvasir_free_memory(m->options.context.device, &available, err));
     TRY(kvasir_model_open_with(m->path, &m->args.load, out, err));
     kvasir_model_get_info(*out, &info);
-    const uint64_t available = memory_available_bytes();
     if (info.weight_bytes <= available)
         return KVASIR_OK;
     kvasir_model_close(*out);

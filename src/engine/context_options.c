@@ -81,13 +81,22 @@ static void settle_steps(const struct kvasir_model *m, const struct backend_info
 
 /* ---- context length and budget --------------------------------------------------------------- */
 
+uint64_t device_free_bytes(const struct backend_info *device) {
+    return device->memory_bytes ? device->memory_bytes : memory_available_bytes();
+}
+
+uint64_t device_beside_weights(const struct backend_info *device, const struct kvasir_model *m) {
+    const uint64_t all = device_free_bytes(device), /* a device with its own gets the weights */
+        weights =
+            device->memory_bytes ? model_weight_bytes(m->model) : model_cached_bytes(m->model);
+    return all > weights ? all - weights : 0;
+}
+
 static uint64_t usable_memory(const struct kvasir_model *m, const struct backend_info *device) {
-    const bool own = device->memory_bytes != 0; /* which gets the weights */
-    const uint64_t weights = own ? model_weight_bytes(m->model) : model_cached_bytes(m->model),
-                   available = own ? device->memory_bytes : memory_available_bytes();
-    if (available <= weights + MEMORY_RESERVE)
+    const uint64_t left = device_beside_weights(device, m);
+    if (left <= MEMORY_RESERVE)
         return MEMORY_RESERVE / 4; /* too little memory: try a small cache */
-    return MEMORY_SHARE(available - weights - MEMORY_RESERVE);
+    return MEMORY_SHARE(left - MEMORY_RESERVE);
 }
 
 /* The largest window if every layer that caches has one; 0: some layers see everything. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device.c: which backend a context's options ask for. */
+/* device.c: which backend a context's options ask for, and how much memory is free there. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,4 +70,17 @@ kvasir_status device_create(const kvasir_context_options *o, struct backend **ou
             return status;
     }
     return backend_cpu_create(out, &cpu, err);
+}
+
+kvasir_status kvasir_free_memory(const char *device, uint64_t *bytes, kvasir_error *err) {
+    kvasir_context_options o = kvasir_context_defaults();
+    struct backend_info info;
+    struct backend *b;
+    o.device = device;
+    o.threads = 1;
+    TRY(device_create(&o, &b, err));
+    backend_info(b, &info);
+    backend_destroy(b);
+    *bytes = device_free_bytes(&info);
+    return KVASIR_OK;
 }

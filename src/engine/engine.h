@@ -82,12 +82,16 @@ struct settled {
 /* The caller's options, of any version, as this one's. */
 kvasir_status context_options_read(const kvasir_context_options *given, kvasir_context_options *out,
                                    kvasir_error *err) MUST_CHECK;
-/* Options of the CPU backend, from those of a context. */
 /* device.c: the backend of these options, which have all their fields. */
 kvasir_status device_create(const kvasir_context_options *o, struct backend **out,
                             kvasir_error *err) MUST_CHECK;
+/* Options of the CPU backend, from those of a context. */
 kvasir_status options_backend(const kvasir_context_options *o, struct backend_cpu_options *out,
                               kvasir_error *err) MUST_CHECK;
+/* Free memory of a device: its own, or the host's if it uses that; and what of it the model's
+ * weights leave, for caches and buffers of steps. */
+uint64_t device_free_bytes(const struct backend_info *device);
+uint64_t device_beside_weights(const struct backend_info *device, const struct kvasir_model *m);
 /* All other options, within what the backend can do. */
 kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_options *o,
                              const struct backend_info *device, struct settled *out,

@@ -66,16 +66,19 @@ static uint32_t model_rebuild_tokens(const struct model_config *c) {
     return rebuild_tokens(weights, attention);
 }
 
-static kvasir_status settle_budget(const struct kvasir_model *m, const kvasir_engine_options *o,
+static kvasir_status settle_budget(const struct kvasir_engine *e, const kvasir_engine_options *o,
                                    uint64_t *bytes, kvasir_error *err) {
-    const uint64_t available = memory_available_bytes(), weights = model_cached_bytes(m->model);
+    struct backend_info device;
     *bytes = o->cache_memory_bytes;
     if (*bytes)
         return KVASIR_OK;
     if (!(o->cache_memory_percent > 0 && o->cache_memory_percent <= 100))
         return fail_field(err, KVASIR_ERR_ARGUMENT, "engine.cache_memory_percent",
                           "%g is not above 0 and at most 100", o->cache_memory_percent);
-    const uint64_t free_bytes = available > weights ? available - weights : available / 4;
+    backend_info(e->backend, &device);
+    uint64_t free_bytes = device_beside_weights(&device, e->model);
+    if (!free_bytes)
+        free_bytes = device_free_bytes(&device) / 4;
     *bytes = (uint64_t)((double)free_bytes * o->cache_memory_percent / 100);
     return KVASIR_OK;
 }
@@ -354,11 +357,12 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     kvasir_context_options context = o->context;
     if (o->max_waiting < 1)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "engine.max_waiting", "must be at least 1");
-    TRY(settle_budget(e->model, o, &context.cache_bytes, err));
+    if (!e->backend)
+        TRY(device_create(&context, &e->backend, err));
+    TRY(settle_budget(e, o, &context.cache_bytes, err));
     struct backend *backend = e->backend;
     e->backend = NULL;
-    kvasir_status status = backend ? context_create_take(e->model, &context, backend, &e->ctx, err)
-                                   : kvasir_context_create(e->model, &context, &e->ctx, err);
+    kvasir_status status = context_create_take(e->model, &context, backend, &e->ctx, err);
     if (status != KVASIR_OK && err && err->field &&
         strcmp(err->field, "context.cache_bytes") == 0) /* set from the engine's option */
         err->field = "engine.cache_memory_bytes";

@@ -138,9 +138,9 @@ struct picks {
 struct kvasir_engine {
     const struct kvasir_model *model;
     struct kvasir_context *ctx;
-    struct backend *backend;  /* until the context owns it; NULL: the context makes a CPU's */
-    struct prefix_tree *tree; /* NULL: prefixes are not kept */
-    struct tiers *tiers;      /* below the tree; NULL: none */
+    struct backend *backend;          /* until the context owns it */
+    struct prefix_tree *tree;         /* NULL: prefixes are not kept */
+    struct tiers *tiers;              /* below the tree; NULL: none */
     struct tiers_options given_tiers; /* until they are made; n 0 from then on */
     bool tiers_given;                 /* to engine_create_take, not by the options */
     void (*on_note)(void *user, const char *line);
@@ -274,8 +274,8 @@ void rows_finish(struct choice *c);
 kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *r, struct request **out,
                            kvasir_error *err);
 void request_close(struct request *q);
-/* An engine on a backend (NULL: a CPU's) and with tiers below its tree (NULL: those of the options;
- * context, wake and user are set here), which it owns from then on, also on failure. */
+/* An engine on a backend and with tiers below its tree (their context, wake and user are set here),
+ * which it owns from then on, also on failure. NULL: those of the options. */
 kvasir_status engine_create_take(const struct kvasir_model *model,
                                  const kvasir_engine_options *options, struct backend *backend,
                                  const struct tiers_options *tiers, struct kvasir_engine **out,

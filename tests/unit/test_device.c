@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How an engine and a sequence use a backend's table. A device that fails for good ends requests
- * with its error. If the head multiplies fewer rows than a step has, it is called in slices. The
- * backend is the CPU's with some functions of its table replaced. */
+ * with its error. If the head multiplies fewer rows than a step has, it is called in slices. A
+ * budget that is not given is of the device's own memory. The backend is the CPU's with some
+ * functions of its table replaced. */
 #include "model_files.h"
 
 #include <math.h>
@@ -28,6 +29,7 @@ static struct {
     struct backend_ops ops;
     atomic_int waits_left; /* waits for the device that still succeed; at 0 all fail */
     atomic_uint most_seqs, most_head_rows;
+    uint64_t memory_bytes; /* of its own */
 } watched;
 
 static kvasir_status lost(kvasir_error *e) {
@@ -74,6 +76,11 @@ static void watched_gather_rows(struct backend *b, const float *x, const uint32_
     watched.cpu->gather_rows(b, x, index, n, dim, y);
 }
 
+static void watched_info(const struct backend *b, struct backend_info *out) {
+    watched.cpu->info(b, out);
+    out->memory_bytes = watched.memory_bytes;
+}
+
 static struct backend *watched_backend(void) {
     struct backend *b;
     need(backend_cpu_create(
@@ -81,6 +88,7 @@ static struct backend *watched_backend(void) {
         &err));
     watched.cpu = b->ops;
     watched.ops = *b->ops;
+    watched.ops.info = watched_info;
     watched.ops.flush = watched_flush;
     watched.ops.read = watched_read;
     watched.ops.fetch = watched_fetch;
@@ -269,12 +277,63 @@ static void test_more_sequences_than_logit_rows(void **state) {
     kvasir_model_close(model);
 }
 
+/* ---- memory of the device's own -------------------------------------------------------------- */
+
+static uint64_t engine_budget(const kvasir_model *model, uint64_t memory, double percent) {
+    kvasir_engine_options o = answers_options(48);
+    kvasir_context_info info;
+    kvasir_engine *e;
+    o.cache_memory_bytes = 0;
+    o.cache_memory_percent = percent;
+    watched.memory_bytes = memory;
+    need(engine_create_take(model, &o, watched_backend(), NULL, &e, &err));
+    kvasir_engine_get_context(e, &info);
+    kvasir_engine_destroy(e);
+    return info.cache_bytes;
+}
+
+static uint64_t context_budget(const kvasir_model *model, uint64_t memory) {
+    kvasir_context_options o = kvasir_context_defaults();
+    kvasir_context_info info;
+    kvasir_context *c;
+    o.ctx = 1 << 20; /* which would take more */
+    watched.memory_bytes = memory;
+    need(context_create_take(model, &o, watched_backend(), &c, &err));
+    kvasir_context_get_info(c, &info);
+    kvasir_context_destroy(c);
+    return info.cache_bytes;
+}
+
+static void test_budget_of_the_device(void **state) {
+    enum { MIB = 1 << 20 };
+    (void)state;
+    kvasir_model *model = open_model("llama");
+    const uint64_t weights = model_weight_bytes(model->model);
+    assert_int_equal(engine_budget(model, weights + 64 * MIB, 50), 32 * MIB);
+    assert_int_equal(engine_budget(model, weights + 64 * MIB, 75), 48 * MIB);
+    /* 256 MiB stay free for all else, and a quarter of the rest */
+    assert_int_equal(context_budget(model, weights + (256 + 64) * MIB), 48 * MIB);
+    watched.memory_bytes = 0;
+    kvasir_model_close(model);
+}
+
+static void test_free_memory(void **state) {
+    uint64_t bytes;
+    (void)state;
+    need(kvasir_free_memory("cpu", &bytes, &err));
+    assert_true(bytes > 1 << 20 && bytes < (uint64_t)1 << 48);
+    assert_int_equal(kvasir_free_memory("tpu", &bytes, &err), KVASIR_ERR_ARGUMENT);
+    assert_string_equal(err.field, "context.device");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lost_device_ends_requests),
         cmocka_unit_test(test_lost_device_in_a_sequence),
         cmocka_unit_test(test_lost_device_while_saving),
         cmocka_unit_test(test_more_sequences_than_logit_rows),
+        cmocka_unit_test(test_budget_of_the_device),
+        cmocka_unit_test(test_free_memory),
     };
     return cmocka_run_group_tests(tests, make_prompts, NULL);
 }
