@@ -396,6 +396,6 @@ KVASIR_API void kvasir_sampler_accept(kvasir_sampler *sampler, int32_t id); /* p
 }
 #endif
 
-#include "kvasir_batch.h"  /* sequences that take a step together */
+#include "kvasir_batch.h"  /* steps that pick the next tokens, or take several sequences */
 #include "kvasir_engine.h" /* requests of many clients at once */
 #endif

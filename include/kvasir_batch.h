@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_batch.h: sequences of one context that take a step together; kvasir.h includes it, whose
- * rules hold. */
+/* kvasir_batch.h: steps that pick the next tokens, and sequences of one context that take a step
+ * together; kvasir.h includes it, whose rules hold. */
 #ifndef KVASIR_PUBLIC_BATCH_H
 #define KVASIR_PUBLIC_BATCH_H
 
@@ -11,6 +11,12 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* kvasir_seq_eval, then kvasir_sampler_pick from the last token's logits, which stay on a GPU that
+ * picks itself unless the options ask for them. KVASIR_ERR_CANCELLED may come after the pick. */
+KVASIR_API kvasir_status kvasir_seq_pick(kvasir_seq *seq, const int32_t *tokens, size_t n,
+                                         const kvasir_eval_options *options,
+                                         kvasir_sampler *sampler, int32_t *id, kvasir_error *err);
 
 /* An ordered list of sequences of one context, of any lengths and formats. None of these calls pads
  * or copies. A sequence in a batch belongs to the batch. The rules of kvasir_seq about contexts,
@@ -39,6 +45,12 @@ KVASIR_API kvasir_status kvasir_batch_extend(kvasir_batch *batch, kvasir_batch *
 KVASIR_API kvasir_status kvasir_batch_eval(kvasir_batch *batch, const int32_t *tokens,
                                            const uint32_t *counts, float *logits,
                                            kvasir_error *err);
+/* The same with the next tokens instead of logits, which stay on a GPU that picks itself: ids[i] is
+ * what kvasir_sampler_pick of samplers[i] returns for sequence i's last token, unchanged if it had
+ * none. samplers [size]: another one for each sequence that has tokens. */
+KVASIR_API kvasir_status kvasir_batch_pick(kvasir_batch *batch, const int32_t *tokens,
+                                           const uint32_t *counts, kvasir_sampler *const *samplers,
+                                           int32_t *ids, kvasir_error *err);
 
 #ifdef __cplusplus
 }

@@ -8,7 +8,8 @@
  *               more memory than the largest
  *     run     forks of the bases, so that the next run finds them as they were
  *
- * A sequence shorter than the seed is computed. Token ids are random, the same in every run.
+ * A sequence shorter than the seed is computed. Token ids are random, the same in every run. Steps
+ * also pick, greedily, the tokens that would come next.
  */
 #include "bench.h"
 
@@ -33,8 +34,9 @@ struct bench {
     uint32_t batch_max, tokens_max; /* tokens_max: of a prompt or an answer */
     int32_t *ids;                   /* [n_ids] random */
     size_t n_ids;
-    float *logits;    /* [batch_max][vocab] */
-    uint32_t *counts; /* [batch_max] ones */
+    kvasir_sampler **samplers; /* [batch_max] greedy */
+    int32_t *picked;           /* [batch_max] */
+    uint32_t *counts;          /* [batch_max] ones */
     kvasir_seq **forks;
     lab_ceiling *ceiling; /* NULL: a GPU */
     struct progress progress;
@@ -61,17 +63,23 @@ static int make_tokens(struct bench *b) {
     b->n_ids = answers > b->tokens_max ? answers : b->tokens_max;
     b->n_ids = b->n_ids > SEED_TOKENS ? b->n_ids : SEED_TOKENS;
     b->ids = malloc(b->n_ids * sizeof *b->ids);
-    b->logits = malloc((size_t)b->batch_max * b->r->model.vocab * sizeof *b->logits);
+    b->samplers = calloc(b->batch_max, sizeof *b->samplers);
+    b->picked = malloc(b->batch_max * sizeof *b->picked);
     b->counts = malloc(b->batch_max * sizeof *b->counts);
     b->forks = calloc(b->batch_max, sizeof *b->forks);
-    if (!b->ids || !b->logits || !b->counts || !b->forks)
+    if (!b->ids || !b->samplers || !b->picked || !b->counts || !b->forks)
         return run_error(b->command, "out of memory");
     for (size_t i = 0; i < b->n_ids; i++) {
         state = state * 6364136223846793005u + 1442695040888963407u;
         b->ids[i] = (int32_t)((state >> 33) % b->r->model.vocab);
     }
-    for (uint32_t i = 0; i < b->batch_max; i++)
+    const kvasir_sampling greedy = kvasir_sampling_defaults();
+    kvasir_error err;
+    for (uint32_t i = 0; i < b->batch_max; i++) {
         b->counts[i] = 1;
+        if (kvasir_sampler_create(&greedy, b->r->model.vocab, &b->samplers[i], &err))
+            return library(b, &err);
+    }
     return EXIT_GOOD;
 }
 
@@ -234,14 +242,13 @@ static bool go_on(void *user, size_t done, size_t total) {
 
 static kvasir_status run_prompt(struct bench *b, const struct side *s, const struct bench_row *row,
                                 double *seconds, kvasir_error *err) {
-    kvasir_eval_options eval = {
-        .struct_size = sizeof(kvasir_eval_options), .last_logits = b->logits, .on_progress = go_on};
+    kvasir_eval_options eval = {.struct_size = sizeof(kvasir_eval_options), .on_progress = go_on};
     kvasir_seq *seq;
     kvasir_status status = kvasir_seq_fork(s->bases[row->place * b->batch_max], &seq, err);
     if (status)
         return status;
     const double start = clock_seconds();
-    status = kvasir_seq_eval(seq, b->ids, row->tokens, &eval, err);
+    status = kvasir_seq_pick(seq, b->ids, row->tokens, &eval, b->samplers[0], b->picked, err);
     *seconds = clock_seconds() - start;
     kvasir_seq_destroy(seq);
     return status;
@@ -274,8 +281,8 @@ static kvasir_status run_answers(struct bench *b, const struct side *s, const st
         return status;
     const double start = clock_seconds();
     for (uint32_t t = 0; t < row->tokens && !status && !interrupted(); t++)
-        status =
-            kvasir_batch_eval(batch, b->ids + (size_t)t * row->batch, b->counts, b->logits, err);
+        status = kvasir_batch_pick(batch, b->ids + (size_t)t * row->batch, b->counts, b->samplers,
+                                   b->picked, err);
     *seconds = clock_seconds() - start;
     kvasir_batch_destroy(batch);
     return status;
@@ -356,7 +363,10 @@ static void clean_up(struct bench *b) {
     }
     lab_ceiling_destroy(b->ceiling);
     free(b->ids);
-    free(b->logits);
+    for (uint32_t i = 0; b->samplers && i < b->batch_max; i++)
+        kvasir_sampler_destroy(b->samplers[i]);
+    free(b->samplers);
+    free(b->picked);
     free(b->counts);
     free(b->forks);
 }

@@ -65,7 +65,7 @@ struct side {
     kvasir_seq *seq;
     kvasir_sampler *sampler;
     kvasir_detok *detok;
-    float *logits; /* [vocab] of the newest token */
+    int32_t next; /* token, picked with the evaluation of the newest one */
     struct text_buf answer;
     uint32_t tokens;
     bool ended;
@@ -133,8 +133,9 @@ static int open_side(struct demo *d, struct side *s) {
         kvasir_sampler_create(&d->sampling.options, d->info.vocab, &s->sampler, &err) ||
         kvasir_detok_create(kvasir_model_tokenizer(d->model), &s->detok, &err))
         return library_error(&COMMAND, &err);
-    s->logits = malloc(d->info.vocab * sizeof *s->logits);
-    return s->logits ? EXIT_GOOD : run_error(&COMMAND, "out of memory");
+    for (size_t i = 0; i < d->prompt.n; i++)
+        kvasir_sampler_accept(s->sampler, d->prompt.ids[i]);
+    return EXIT_GOOD;
 }
 
 static bool show_progress(void *user, size_t done, size_t total) {
@@ -147,20 +148,17 @@ static bool show_progress(void *user, size_t done, size_t total) {
 static int run_prompt(struct demo *d, struct side *s) {
     kvasir_error err;
     char what[64];
-    kvasir_eval_options eval = {.struct_size = sizeof(kvasir_eval_options),
-                                .last_logits = s->logits,
-                                .on_progress = show_progress,
-                                .user = d};
+    kvasir_eval_options eval = {
+        .struct_size = sizeof(kvasir_eval_options), .on_progress = show_progress, .user = d};
     snprintf(what, sizeof what, "reading, %s cache", s->bits);
     progress_start(&d->progress, what, d->prompt.n, "tokens");
     const double start = clock_seconds();
-    const kvasir_status status = kvasir_seq_eval(s->seq, d->prompt.ids, d->prompt.n, &eval, &err);
+    const kvasir_status status =
+        kvasir_seq_pick(s->seq, d->prompt.ids, d->prompt.n, &eval, s->sampler, &s->next, &err);
     s->prompt_seconds = clock_seconds() - start;
     progress_end(&d->progress);
     if (status && status != KVASIR_ERR_CANCELLED)
         return library_error(&COMMAND, &err);
-    for (size_t i = 0; i < d->prompt.n; i++)
-        kvasir_sampler_accept(s->sampler, d->prompt.ids[i]);
     return status ? EXIT_INTERRUPTED : EXIT_GOOD;
 }
 
@@ -267,21 +265,19 @@ static int add_text(struct side *s, const char *text, size_t len) {
     return text_append(&s->answer, text, len) ? EXIT_GOOD : run_error(&COMMAND, "out of memory");
 }
 
-/* The next token of a side, and its evaluation. */
+/* The next token of a side, and its evaluation, with which the one after it is picked. */
 static int step(struct demo *d, struct side *s) {
     const double start = clock_seconds();
-    const int32_t id = kvasir_sampler_pick(s->sampler, s->logits);
+    const int32_t id = s->next;
     kvasir_sampler_accept(s->sampler, id);
     const char *text;
     size_t len;
     kvasir_error err;
-    kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options),
-                                .last_logits = s->logits};
     s->ended = kvasir_token_is_end(kvasir_model_tokenizer(d->model), id);
     if (s->ended)
         return EXIT_GOOD;
     if (kvasir_detok_push(s->detok, id, &text, &len, &err) ||
-        kvasir_seq_eval(s->seq, &id, 1, &last, &err))
+        kvasir_seq_pick(s->seq, &id, 1, NULL, s->sampler, &s->next, &err))
         return library_error(&COMMAND, &err);
     s->tokens++;
     s->seconds += clock_seconds() - start;
@@ -394,7 +390,6 @@ int demo_main(int argc, char **argv) {
     for (int i = 0; i < SIDES; i++) {
         struct side *s = &d.sides[i];
         text_free(&s->answer);
-        free(s->logits);
         kvasir_detok_destroy(s->detok);
         kvasir_sampler_destroy(s->sampler);
         kvasir_seq_destroy(s->seq);

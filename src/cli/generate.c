@@ -5,9 +5,9 @@
  *         |
  *     model -> token ids -> context, sequence, sampler
  *         |
- *     prompt evaluated  (--logits rows streamed out)
+ *     prompt evaluated, next token picked  (--logits rows streamed out)
  *         |
- *     pick -> end token? -> text, stop text? -> enough? -> evaluate that token -> pick ...
+ *     end token? -> text, stop text? -> enough? -> evaluate that token, pick the next one ...
  *         |
  *     summary on standard error, or one JSON object on standard output
  *
@@ -110,8 +110,9 @@ struct run {
     kvasir_grammar *grammar; /* NULL: any answer */
     kvasir_guide *guide;
     kvasir_detok *detok; /* NULL: the checkpoint has no tokenizer, so ids are printed */
-    float *logits;       /* [vocab] of the newest token */
-    int32_t *answer;     /* [answer_n] */
+    int32_t next;    /* token, picked with the evaluation of the newest one; or, of a grammar, */
+    float *logits;   /* [vocab] to pick it from */
+    int32_t *answer; /* [answer_n] */
     size_t answer_n, answer_cap;
     uint32_t limit; /* of answer_n */
     enum finish finish, at_limit;
@@ -231,8 +232,8 @@ static int open_context(struct run *r) {
     if (kvasir_sampler_create(&r->sampling.options, r->info.vocab, &r->sampler, &err) ||
         open_sequence(r, &err))
         return library_error(&COMMAND, &err);
-    r->logits = malloc(r->info.vocab * sizeof *r->logits);
-    if (!r->logits)
+    r->logits = r->guide ? malloc(r->info.vocab * sizeof *r->logits) : NULL;
+    if (r->guide && !r->logits)
         return run_error(&COMMAND, "out of memory");
     for (uint32_t i = 0; i < r->cached; i++)
         if (kvasir_seq_tokens(r->seq)[i] >= 0) /* the file may not state them */
@@ -292,11 +293,18 @@ static bool show_progress(void *user, size_t done, size_t total) {
     return !interrupted();
 }
 
+/* Evaluates tokens and picks the next one, unless that waits for what a grammar allows. */
+static kvasir_status evaluate(struct run *r, const int32_t *ids, size_t n,
+                              kvasir_eval_options *eval, kvasir_error *err) {
+    if (!r->guide)
+        return kvasir_seq_pick(r->seq, ids, n, eval, r->sampler, &r->next, err);
+    eval->last_logits = r->logits;
+    return kvasir_seq_eval(r->seq, ids, n, eval, err);
+}
+
 static int run_prompt(struct run *r) {
-    kvasir_eval_options eval = {.struct_size = sizeof(kvasir_eval_options),
-                                .last_logits = r->logits,
-                                .on_progress = show_progress,
-                                .user = r};
+    kvasir_eval_options eval = {
+        .struct_size = sizeof(kvasir_eval_options), .on_progress = show_progress, .user = r};
     if (r->logits_file.open) {
         struct st_header h = {0};
         st_add(&h, "logits", ST_F32, (uint64_t[]){r->prompt.n, r->info.vocab}, 2);
@@ -308,7 +316,7 @@ static int run_prompt(struct run *r) {
     kvasir_error err;
     progress_start(&r->progress, r->a->quiet ? NULL : "prompt", r->prompt.n, "tokens");
     double start = clock_seconds();
-    kvasir_status status = kvasir_seq_eval(r->seq, r->prompt.ids, r->prompt.n, &eval, &err);
+    kvasir_status status = evaluate(r, r->prompt.ids, r->prompt.n, &eval, &err);
     r->prompt_seconds = clock_seconds() - start;
     progress_end(&r->progress);
     if (r->write_failed)
@@ -351,7 +359,7 @@ static int show_token(struct run *r, int32_t id) {
 static int pick(struct run *r, int32_t *id) {
     kvasir_error err;
     if (!r->guide)
-        *id = kvasir_sampler_pick(r->sampler, r->logits);
+        *id = r->next;
     else if (kvasir_guide_pick(r->guide, r->sampler, r->logits, id, &err))
         return library_error(&COMMAND, &err);
     kvasir_sampler_accept(r->sampler, *id);
@@ -389,9 +397,8 @@ static int run_answer(struct run *r) {
         if (code || r->answer_n == r->limit)
             break;
         kvasir_error err;
-        kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options),
-                                    .last_logits = r->logits};
-        if (kvasir_seq_eval(r->seq, &id, 1, &last, &err))
+        kvasir_eval_options last = kvasir_eval_defaults();
+        if (evaluate(r, &id, 1, &last, &err))
             code = library_error(&COMMAND, &err);
         else
             r->steps++;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
+#include "engine/sampler.h"
 
 struct kvasir_batch {
     struct kvasir_context *ctx;
@@ -17,6 +18,15 @@ struct kvasir_batch {
     /* of the current step, [cap] */
     struct step_part *parts, *turn; /* each sequence's remaining rows; this turn's rows */
     size_t *owner;                  /* indices of this turn's sequences */
+    struct device_picks picks;      /* of kvasir_batch_pick */
+    bool *told;                     /* [cap] of this turn's sequences: the device picks */
+};
+
+/* What a step is for: the logits, if anything, or the tokens. */
+struct outputs {
+    float *logits;
+    struct kvasir_sampler *const *samplers; /* NULL: no tokens */
+    int32_t *ids;
 };
 
 static kvasir_status room(struct kvasir_batch *b, size_t n, kvasir_error *err) {
@@ -24,8 +34,9 @@ static kvasir_status room(struct kvasir_batch *b, size_t n, kvasir_error *err) {
         return KVASIR_OK;
     const size_t cap = n > 2 * b->cap ? n : 2 * b->cap;
     void **const arrays[] = {(void **)&b->seqs, (void **)&b->parts, (void **)&b->turn,
-                             (void **)&b->owner};
-    const size_t sizes[] = {sizeof *b->seqs, sizeof *b->parts, sizeof *b->turn, sizeof *b->owner};
+                             (void **)&b->owner, (void **)&b->told};
+    const size_t sizes[] = {sizeof *b->seqs, sizeof *b->parts, sizeof *b->turn, sizeof *b->owner,
+                            sizeof *b->told};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         void *grown = mem_realloc(*arrays[i], cap, sizes[i]);
         if (!grown)
@@ -76,6 +87,8 @@ void kvasir_batch_destroy(kvasir_batch *b) {
     mem_free(b->parts);
     mem_free(b->turn);
     mem_free(b->owner);
+    mem_free(b->told);
+    device_picks_deinit(&b->picks);
     mem_free(b);
 }
 
@@ -175,28 +188,74 @@ static uint32_t take_turn(struct kvasir_batch *b) {
     return n;
 }
 
-static kvasir_status run_turn(struct kvasir_batch *b, uint32_t n, float *logits,
+/* Has the device pick what it can of the turn's n sequences. */
+static void tell_device(struct kvasir_batch *b, uint32_t n, const struct outputs *o) {
+    uint32_t row = 0;
+    device_picks_clear(&b->picks);
+    for (uint32_t i = 0; i < n; i++) {
+        b->told[i] = o->samplers && b->turn[i].wanted &&
+                     device_picks_add(b->ctx, &b->picks, o->samplers[b->owner[i]], row, -1);
+        row += b->turn[i].wanted;
+    }
+}
+
+/* What is wanted of the turn's i-th sequence, whose row this is. */
+static kvasir_status put_output(struct kvasir_batch *b, uint32_t i, uint32_t row,
+                                const struct outputs *o, kvasir_error *err) {
+    const size_t vocab = model_config(b->ctx->model->model)->vocab, owner = b->owner[i];
+    const struct picked *made = NULL;
+    const float *from;
+    if (b->told[i]) {
+        TRY(step_reach(b->ctx, row, err));
+        made = device_picks_take(&b->picks, o->samplers[owner]);
+    }
+    if (made) {
+        o->ids[owner] = made->token;
+        return KVASIR_OK;
+    }
+    TRY(step_logits(b->ctx, row, &from, err));
+    if (o->samplers)
+        o->ids[owner] = kvasir_sampler_pick(o->samplers[owner], from);
+    else
+        memcpy(o->logits + owner * vocab, from, vocab * sizeof *from);
+    return KVASIR_OK;
+}
+
+static kvasir_status run_turn(struct kvasir_batch *b, uint32_t n, const struct outputs *o,
                               kvasir_error *err) {
-    const size_t vocab = model_config(b->ctx->model->model)->vocab;
     for (uint32_t i = 0; i < n; i++)
         TRY(seq_prepare(b->turn[i].seq, b->turn[i].rows, err));
-    TRY(step_run(b->ctx, b->turn, n, NULL, err));
+    tell_device(b, n, o);
+    TRY(step_run(b->ctx, b->turn, n, &b->picks.step, err));
     for (uint32_t i = 0, row = 0; i < n; i++) {
-        const float *from;
-        if (b->turn[i].wanted && logits) {
-            TRY(step_logits(b->ctx, row, &from, err));
-            memcpy(logits + b->owner[i] * vocab, from, vocab * sizeof *logits);
-        }
+        if (b->turn[i].wanted && (o->logits || o->samplers))
+            TRY(put_output(b, i, row, o, err));
         row += b->turn[i].wanted;
         TRY(seq_snapshot_if_due(b->seqs[b->owner[i]], err));
     }
     return KVASIR_OK;
 }
 
-kvasir_status kvasir_batch_eval(kvasir_batch *b, const int32_t *tokens, const uint32_t *counts,
-                                float *logits, kvasir_error *err) {
+static kvasir_status eval(struct kvasir_batch *b, const int32_t *tokens, const uint32_t *counts,
+                          const struct outputs *o, kvasir_error *err) {
     TRY(check_step(b, tokens, counts, err));
     for (uint32_t n; (n = take_turn(b)) > 0;)
-        TRY(run_turn(b, n, logits, err));
+        TRY(run_turn(b, n, o, err));
     return KVASIR_OK;
+}
+
+kvasir_status kvasir_batch_eval(kvasir_batch *b, const int32_t *tokens, const uint32_t *counts,
+                                float *logits, kvasir_error *err) {
+    return eval(b, tokens, counts, &(struct outputs){.logits = logits}, err);
+}
+
+kvasir_status kvasir_batch_pick(kvasir_batch *b, const int32_t *tokens, const uint32_t *counts,
+                                kvasir_sampler *const *samplers, int32_t *ids, kvasir_error *err) {
+    const uint32_t most = (uint32_t)min_size(b->n, b->ctx->options.prefill_chunk),
+                   vocab = model_config(b->ctx->model->model)->vocab;
+    for (size_t i = 0; i < b->n; i++)
+        if (counts[i])
+            TRY(sampler_check_vocab(samplers[i], vocab, err));
+    TRY(device_picks_reserve(b->ctx, &b->picks, most, err));
+    return eval(b, tokens, counts, &(struct outputs){.samplers = samplers, .ids = ids}, err);
 }

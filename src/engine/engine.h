@@ -10,6 +10,7 @@
  *   step.c         rows of any sequences as one batch
  *   seq_api.c      kvasir_seq: evaluation in steps, trim, fork, reading back
  *   batch_api.c    kvasir_batch: lists of sequences that take a step together
+ *   device_picks.c what a device is told of tokens that it picks
  *   scheduler.c    requests to steps: admission, fairness, preemption
  *   engine_api.c  engine_request.c  engine_cache.c  engine_stats.c
  *                  kvasir_engine: its thread and lists; requests, sampling, events; forgetting and
@@ -162,9 +163,45 @@ kvasir_status context_create_take(const struct kvasir_model *model,
                                   const kvasir_context_options *options, struct backend *backend,
                                   struct kvasir_context **out, kvasir_error *err) MUST_CHECK;
 
+/* ---- tokens of a step that the device picks (device_picks.c) --------------------------------- */
+
+/* As soon as it has the logits of their rows. */
+struct step_picks {
+    struct pick
+        *list; /* rising rows, counted among the step's wanted ones; the step changes them */
+    uint32_t n;
+    struct picked *out; /* [n]; those of rows before step_rows_ready are there */
+};
+/* Whether the device can. */
+static inline bool step_can_pick(const struct kvasir_context *c) {
+    return c->backend->ops->pick != NULL;
+}
+
+/* All 0 at first. */
+struct device_picks {
+    struct step_picks step;  /* list and out [cap] */
+    struct pick_edit *edits; /* of the list; n_edits used */
+    uint32_t cap, n_edits;
+    uint32_t taken; /* of step.out */
+};
+/* Room for so many picks of a step. What it held is lost. */
+kvasir_status device_picks_reserve(const struct kvasir_context *c, struct device_picks *p,
+                                   uint32_t most, kvasir_error *err) MUST_CHECK;
+uint64_t device_picks_bytes(const struct kvasir_context *c, uint32_t most); /* of that */
+void device_picks_deinit(struct device_picks *p);
+void device_picks_clear(struct device_picks *p); /* before each step */
+/* Adds a sampler's next pick, with the n_top of struct pick, from the step's wanted row `row`.
+ * False: the device cannot make it. */
+bool device_picks_add(const struct kvasir_context *c, struct device_picks *p,
+                      const struct kvasir_sampler *sampler, uint32_t row, int32_t n_top);
+/* The next one that was added, whose row has been reached: its sampler has drawn now. NULL: the
+ * device gives it back, and the row is to be read. */
+const struct picked *device_picks_take(struct device_picks *p, struct kvasir_sampler *sampler);
+
 struct kvasir_seq {
     struct kvasir_context *ctx;
     struct kv_seq *seq;
+    struct device_picks picks; /* of kvasir_seq_pick */
     bool foreign; /* some of its rows may have been computed otherwise than by a context like ctx */
 };
 
@@ -182,21 +219,9 @@ struct step_part {
     uint32_t wanted; /* logits of its last so many rows, or */
     bool hidden;     /* their states after the last norm */
 };
-/* Tokens that the device picks as soon as it has the logits of their rows. */
-struct step_picks {
-    struct pick
-        *list; /* rising rows, counted among the step's wanted ones; the step changes them */
-    uint32_t n;
-    struct picked *out; /* [n]; those of rows before step_rows_ready are there */
-};
-/* Whether the device can. */
-static inline bool step_can_pick(const struct kvasir_context *c) {
-    return c->backend->ops->pick != NULL;
-}
-
 /* Runs the model over all parts' rows, at most prefill_chunk, and commits them. An error is the
  * device's: no row is committed then, and every later step fails, too. picks: NULL: none; else they
- * stay where they are until the next step. */
+ * stay where they are while results of this step are asked for. */
 kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n,
                        const struct step_picks *picks, kvasir_error *err) MUST_CHECK;
 /* Logits of the step's wanted row `row`. They are computed in slices of options.logit_rows rows: if

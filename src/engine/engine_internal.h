@@ -124,12 +124,9 @@ struct picks {
     /* [max_running], rising rows; n of this step, the first `made` dealt with */
     struct wanted_pick *list;
     uint32_t n, made;
-    /* if the device picks: those of list that are on_device, in order; `taken` dealt with */
-    struct step_picks device; /* list and out [max_running] */
-    uint32_t taken;
-    struct pick_edit *edits; /* [edits_cap] of device.list; n_edits used */
-    uint32_t edits_cap, n_edits;
-    atomic_uint next; /* of list, up to end: what lanes take */
+    /* if the device picks: those of list that are on_device, in order */
+    struct device_picks device; /* list and out [max_running] */
+    atomic_uint next;           /* of list, up to end: what lanes take */
     uint32_t end;
     struct sampler_scratch *scratch[8]; /* [lanes]; the first also for picks one by one */
     uint32_t lanes;

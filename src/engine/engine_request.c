@@ -153,7 +153,7 @@ static void host_begins(void *user, struct task *const *tasks, const struct step
 static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
                               kvasir_error *err) {
     struct kvasir_engine *e = user;
-    return step_run(e->ctx, parts, n, &e->picks.device, err);
+    return step_run(e->ctx, parts, n, &e->picks.device.step, err);
 }
 
 /* A row whose token the device has picked is not read, unless other choices pick from it, too, at

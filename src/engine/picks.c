@@ -31,17 +31,11 @@ static uint32_t lanes_of(const struct kvasir_engine *e) {
     return c->backend->ops->host_run ? lanes : 1;
 }
 
-/* Edits of all picks of a step: half a hundred for each, but all that one may have. */
-static uint32_t edits_cap(const struct kvasir_engine *e) {
-    return step_can_pick(e->ctx) ? PICK_EDITS_MAX + 64 * e->max_running : 0;
-}
-
 uint64_t picks_bytes(const struct kvasir_engine *e) {
     const uint32_t vocab = model_config(e->model->model)->vocab;
-    const uint64_t each = sizeof(struct wanted_pick) +
-                          (step_can_pick(e->ctx) ? sizeof(struct pick) + sizeof(struct picked) : 0);
-    return lanes_of(e) * (uint64_t)sampler_scratch_bytes(vocab) + e->max_running * each +
-           edits_cap(e) * (uint64_t)sizeof(struct pick_edit);
+    return lanes_of(e) * (uint64_t)sampler_scratch_bytes(vocab) +
+           e->max_running * (uint64_t)sizeof(struct wanted_pick) +
+           device_picks_bytes(e->ctx, e->max_running);
 }
 
 kvasir_status picks_init(struct kvasir_engine *e, kvasir_error *err) {
@@ -50,14 +44,9 @@ kvasir_status picks_init(struct kvasir_engine *e, kvasir_error *err) {
     _Static_assert((int)PICK_TOP_MAX == (int)TOP_LOGPROBS_MAX, "a device finds all of them");
     p->lanes = lanes_of(e);
     p->list = mem_calloc(e->max_running, sizeof *p->list);
-    if (step_can_pick(e->ctx)) {
-        p->edits_cap = edits_cap(e);
-        p->edits = mem_calloc(p->edits_cap, sizeof *p->edits);
-        p->device.list = mem_calloc(e->max_running, sizeof *p->device.list);
-        p->device.out = mem_calloc(e->max_running, sizeof *p->device.out);
-    }
-    if (!p->list || (step_can_pick(e->ctx) && (!p->edits || !p->device.list || !p->device.out)))
+    if (!p->list)
         return fail(err, KVASIR_ERR_MEMORY, "engine: out of memory");
+    TRY(device_picks_reserve(e->ctx, &p->device, e->max_running, err));
     for (uint32_t i = 0; i < p->lanes; i++)
         TRY(sampler_scratch_create(model_config(e->model->model)->vocab, &p->scratch[i], err));
     return KVASIR_OK;
@@ -68,30 +57,22 @@ void picks_deinit(struct kvasir_engine *e) {
     for (uint32_t i = 0; i < LANES; i++)
         sampler_scratch_destroy(p->scratch[i]);
     mem_free(p->list);
-    mem_free(p->edits);
-    mem_free(p->device.list);
-    mem_free(p->device.out);
+    device_picks_deinit(&p->device);
 }
 
 void picks_begin(struct kvasir_engine *e) {
     struct picks *p = &e->picks;
-    p->n = p->made = p->taken = p->n_edits = p->device.n = 0;
+    p->n = p->made = 0;
+    device_picks_clear(&p->device);
 }
 
 /* Adds what the device is told of a pick, if it can make it. */
 static bool tell_device(struct picks *p, struct choice *c, uint32_t row) {
-    struct pick *to = &p->device.list[p->device.n];
     const int32_t most = c->request->r.top_logprobs;
     const uint32_t vocab = model_config(c->request->engine->model->model)->vocab;
-    if (!step_can_pick(c->request->engine->ctx) || guide_is_forced(&c->guide) ||
-        p->edits_cap - p->n_edits < PICK_EDITS_MAX ||
-        !sampler_describe(c->sampler, p->edits + p->n_edits, to))
-        return false;
-    to->row = row;
-    to->n_top = most > 0 ? (int32_t)min_u32((uint32_t)most, vocab) : most;
-    p->n_edits += to->n_edits;
-    p->device.n++;
-    return true;
+    return !guide_is_forced(&c->guide) &&
+           device_picks_add(c->request->engine->ctx, &p->device, c->sampler, row,
+                            most > 0 ? (int32_t)min_u32((uint32_t)most, vocab) : most);
 }
 
 void picks_want(struct choice *c, uint32_t row) {
@@ -112,12 +93,11 @@ static void take(struct choice *c, uint32_t row, int32_t token) {
 }
 
 static void take_from_device(struct picks *p, const struct wanted_pick *w) {
-    const struct picked *made = &p->device.out[p->taken++];
-    if (made->token < 0)
+    const struct picked *made = device_picks_take(&p->device, w->choice->sampler);
+    if (!made)
         return;
     take(w->choice, w->row, made->token);
     w->choice->logs = &made->logs;
-    sampler_picked(w->choice->sampler);
 }
 
 static void pick_lane(void *ctx, size_t lane, int worker) {

@@ -634,6 +634,13 @@ static bool list_edit(void *ctx, struct pick_edit e) {
     return true;
 }
 
+kvasir_status sampler_check_vocab(const kvasir_sampler *s, uint32_t vocab, kvasir_error *err) {
+    if (s->vocab == vocab)
+        return KVASIR_OK;
+    return fail(err, KVASIR_ERR_ARGUMENT, "the sampler is for %u tokens, the model has %u",
+                s->vocab, vocab);
+}
+
 bool sampler_describe(const kvasir_sampler *s, struct pick_edit *edits, struct pick *out) {
     const kvasir_sampling *o = &s->options;
     struct edit_list list = {edits, 0};

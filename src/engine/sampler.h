@@ -36,6 +36,10 @@ kvasir_status sampler_create_shared(const kvasir_sampling *sampling, uint32_t vo
 /* kvasir_sampler_pick with this scratch instead of the sampler's: several samplers pick at once. */
 int32_t sampler_pick_with(kvasir_sampler *s, struct sampler_scratch *scratch, const float *logits);
 
+/* Refuses a sampler that was made for another vocabulary. */
+kvasir_status sampler_check_vocab(const kvasir_sampler *s, uint32_t vocab,
+                                  kvasir_error *err) MUST_CHECK;
+
 /* From now on only these tokens are picked. bits: token i is bit i % 64 of word i / 64; at least
  * one is set. Borrowed until the last pick, and read by each. The logits of all other tokens
  * become -inf before anything else. NULL: all tokens. */

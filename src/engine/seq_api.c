@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "engine/centre.h"
+#include "engine/sampler.h"
 #include "engine/struct_size.h"
 
 /* What all ways to make a sequence end with: reserves, so that steps do not allocate (a rotating
@@ -53,6 +54,7 @@ void kvasir_seq_destroy(kvasir_seq *s) {
     if (!s)
         return;
     seq_destroy(s->seq);
+    device_picks_deinit(&s->picks);
     /* While others go on, their next pages are taken from the memory of this one's. */
     struct kv_pool *pool = kv_cache_pool(s->ctx->cache);
     while (kv_pool_stats(pool).pages_used == 0 && kv_pool_rest(pool))
@@ -145,6 +147,26 @@ static kvasir_status step(struct kvasir_seq *s, const int32_t *tokens, uint32_t 
     return seq_snapshot_if_due(s, err);
 }
 
+/* The same with the token that `sampler` picks from the last row; the device does if it can. */
+static kvasir_status step_and_pick(struct kvasir_seq *s, const int32_t *tokens, uint32_t n,
+                                   struct kvasir_sampler *sampler, int32_t *id, kvasir_error *err) {
+    struct kvasir_context *c = s->ctx;
+    struct device_picks *p = &s->picks;
+    const struct picked *made = NULL;
+    const float *logits;
+    TRY(device_picks_reserve(c, p, 1, err));
+    TRY(seq_prepare(s->seq, n, err));
+    device_picks_clear(p);
+    const bool on_device = device_picks_add(c, p, sampler, 0, -1);
+    TRY(step_run(c, &(struct step_part){s->seq, tokens, n, 1, false}, 1, &p->step, err));
+    if (on_device)
+        made = device_picks_take(p, sampler);
+    if (!made)
+        TRY(step_logits(c, 0, &logits, err));
+    *id = made ? made->token : kvasir_sampler_pick(sampler, logits);
+    return seq_snapshot_if_due(s, err);
+}
+
 uint32_t seq_step_rows(const struct kvasir_seq *s, size_t left, uint32_t most) {
     const uint32_t every = s->ctx->options.snapshot_tokens;
     uint32_t rows = left < most ? (uint32_t)left : most;
@@ -161,14 +183,39 @@ static const struct sized_struct SIZED_EVAL = {
 _Static_assert(sizeof(kvasir_eval_options) == 40,
                "later fields begin here at the earliest (struct_size.h)");
 
-kvasir_status kvasir_seq_eval(kvasir_seq *s, const int32_t *tokens, size_t n,
-                              const kvasir_eval_options *options, kvasir_error *err) {
+/* One step of an evaluation, the tokens from `done` on. sampler: NULL, or the last row is its. */
+static kvasir_status eval_step(struct kvasir_seq *s, const int32_t *tokens, size_t done,
+                               uint32_t rows, bool last, const kvasir_eval_options *o,
+                               struct kvasir_sampler *sampler, int32_t *id, kvasir_error *err) {
+    const uint32_t vocab = model_config(s->ctx->model->model)->vocab,
+                   wanted = o->on_logits                          ? rows
+                            : last && (o->last_logits || sampler) ? 1
+                                                                  : 0;
+    const float *logits = NULL, *end;
+    if (last && sampler && !o->on_logits && !o->last_logits)
+        return step_and_pick(s, tokens + done, rows, sampler, id, err);
+    TRY(step(s, tokens + done, rows, wanted, &logits, err));
+    if (o->on_logits && !o->on_logits(o->user, done, rows, logits))
+        return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
+    if (!last || !wanted)
+        return KVASIR_OK;
+    end = logits + (size_t)(wanted - 1) * vocab;
+    if (o->last_logits)
+        memcpy(o->last_logits, end, vocab * sizeof(float));
+    if (sampler)
+        *id = kvasir_sampler_pick(sampler, end);
+    return KVASIR_OK;
+}
+
+static kvasir_status eval(struct kvasir_seq *s, const int32_t *tokens, size_t n,
+                          const kvasir_eval_options *options, struct kvasir_sampler *sampler,
+                          int32_t *id, kvasir_error *err) {
     kvasir_eval_options settled = kvasir_eval_defaults();
     const kvasir_eval_options *o = &settled;
     if (options)
         TRY(struct_read(&SIZED_EVAL, options, &settled, err));
     struct kvasir_context *c = s->ctx;
-    uint32_t most = c->options.prefill_chunk, vocab = model_config(c->model->model)->vocab;
+    uint32_t most = c->options.prefill_chunk;
     if (o->on_logits && most > c->options.logit_rows)
         most = c->options.logit_rows;
     if (n == 0)
@@ -176,20 +223,25 @@ kvasir_status kvasir_seq_eval(kvasir_seq *s, const int32_t *tokens, size_t n,
     TRY(seq_check_tokens(c, tokens, n, err));
     TRY(check_room(s, n, most, err));
     for (size_t done = 0; done < n;) {
-        uint32_t rows = seq_step_rows(s, n - done, most);
-        bool last = done + rows == n;
-        uint32_t wanted = o->on_logits ? rows : last && o->last_logits ? 1 : 0;
-        const float *logits = NULL;
-        TRY(step(s, tokens + done, rows, wanted, &logits, err));
-        if (o->on_logits && !o->on_logits(o->user, done, rows, logits))
-            return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
-        if (last && o->last_logits)
-            memcpy(o->last_logits, logits + (size_t)(wanted - 1) * vocab, vocab * sizeof(float));
+        const uint32_t rows = seq_step_rows(s, n - done, most);
+        TRY(eval_step(s, tokens, done, rows, done + rows == n, o, sampler, id, err));
         done += rows;
         if (o->on_progress && !o->on_progress(o->user, done, n))
             return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
     }
     return KVASIR_OK;
+}
+
+kvasir_status kvasir_seq_eval(kvasir_seq *s, const int32_t *tokens, size_t n,
+                              const kvasir_eval_options *options, kvasir_error *err) {
+    return eval(s, tokens, n, options, NULL, NULL, err);
+}
+
+kvasir_status kvasir_seq_pick(kvasir_seq *s, const int32_t *tokens, size_t n,
+                              const kvasir_eval_options *options, kvasir_sampler *sampler,
+                              int32_t *id, kvasir_error *err) {
+    TRY(sampler_check_vocab(sampler, model_config(s->ctx->model->model)->vocab, err));
+    return eval(s, tokens, n, options, sampler, id, err);
 }
 
 /* A prompt-cache file may not name its tokens; such tokens cannot be evaluated again. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tokens that a device picks are those that the CPU would pick. What a device is told of a pick
- * says as much as the sampler; an engine whose device picks gives the answers of one whose device
- * does not, and reads no row that it does not need. The device is the CPU's backend with
- * pick_reference as its operation `pick`, or one that gives every third pick back. */
+ * says as much as the sampler; an engine, a sequence and a batch whose device picks give the tokens
+ * of those whose device does not, and read no row that they do not need. The device is the CPU's
+ * backend with pick_reference as its operation `pick`, or one that gives every third pick back. */
 #include "model_files.h"
 
 #include <math.h>
@@ -229,14 +229,19 @@ static void check_same(const struct answer *a, const struct answer *b) {
     }
 }
 
-static void test_answers_are_the_same(void **state) {
+static kvasir_model *open_tiny(void) {
     char path[512];
     kvasir_model *model;
+    snprintf(path, sizeof path, "%s/fixtures/tiny/llama", SHARED_DIR);
+    need(kvasir_model_open(path, &model, &err));
+    return model;
+}
+
+static void test_answers_are_the_same(void **state) {
+    kvasir_model *model = open_tiny();
     struct answer *plain[REQUESTS], *picked[REQUESTS];
     uint32_t fetched = 0, all;
     (void)state;
-    snprintf(path, sizeof path, "%s/fixtures/tiny/llama", SHARED_DIR);
-    need(kvasir_model_open(path, &model, &err));
     run_all(model, make_device(false, false), plain);
     all = atomic_load(&device.fetched);
     for (int gives_back = 0; gives_back < 2; gives_back++) {
@@ -257,11 +262,159 @@ static void test_answers_are_the_same(void **state) {
     kvasir_model_close(model);
 }
 
+/* ---- sequences and batches ------------------------------------------------------------------- */
+
+enum { SEQS = 6 }; /* the last has xtc, which no device picks for */
+
+static kvasir_sampler *sampler_of(int i) {
+    static const kvasir_logit_bias BIAS[] = {{7, 3}, {9, -2}};
+    kvasir_sampling o = kvasir_sampling_defaults();
+    kvasir_sampler *s;
+    o.seed = (uint64_t)i;
+    o.temp = i == 0 ? 0 : 0.9f;
+    o.top_p = i == 1 ? 0.8f : 0;
+    o.top_k = i == 2 ? 20 : 0;
+    o.frequency_penalty = i == 3 ? 0.7f : 0;
+    o.n_logit_bias = i == 4 ? 2 : 0;
+    o.logit_bias = BIAS;
+    o.xtc_probability = i == SEQS - 1 ? 0.5f : 0;
+    need(kvasir_sampler_create(&o, VOCAB, &s, &err));
+    return s;
+}
+
+static kvasir_context *context_on(const kvasir_model *model, struct backend *b) {
+    kvasir_context_options o = kvasir_context_defaults();
+    kvasir_context *c;
+    o.ctx = 2 * PROMPT + REPLY;
+    o.cache_bytes = 16 << 20;
+    need(context_create_take(model, &o, b, &c, &err));
+    return c;
+}
+
+/* The same tokens by logits that the caller reads: kvasir_seq_eval and kvasir_sampler_pick. */
+static void by_logits(kvasir_context *c, const int32_t *ids, int i, int32_t reply[REPLY]) {
+    float logits[VOCAB];
+    const kvasir_eval_options last = {.struct_size = sizeof last, .last_logits = logits};
+    kvasir_sampler *s = sampler_of(i);
+    kvasir_seq *seq;
+    need(kvasir_seq_create(c, &seq, &err));
+    need(kvasir_seq_eval(seq, ids, (size_t)(PROMPT - i), &last, &err));
+    for (int t = 0; t < REPLY; t++) {
+        reply[t] = kvasir_sampler_pick(s, logits);
+        kvasir_sampler_accept(s, reply[t]);
+        need(kvasir_seq_eval(seq, &reply[t], 1, &last, &err));
+    }
+    kvasir_seq_destroy(seq);
+    kvasir_sampler_destroy(s);
+}
+
+static void by_seq(kvasir_context *c, const int32_t *ids, int i, const int32_t expected[REPLY]) {
+    kvasir_sampler *s = sampler_of(i);
+    kvasir_seq *seq;
+    int32_t id;
+    need(kvasir_seq_create(c, &seq, &err));
+    need(kvasir_seq_pick(seq, ids, (size_t)(PROMPT - i), NULL, s, &id, &err));
+    for (int t = 0; t < REPLY; t++) {
+        assert_int_equal(id, expected[t]);
+        kvasir_sampler_accept(s, id);
+        need(kvasir_seq_pick(seq, &expected[t], 1, NULL, s, &id, &err));
+    }
+    kvasir_seq_destroy(seq);
+    kvasir_sampler_destroy(s);
+}
+
+/* Sequence i has no token in step i + 1, so that rows and samplers do not go together. */
+static void by_batch(kvasir_context *c, int32_t ids[SEQS][PROMPT], int32_t expected[SEQS][REPLY]) {
+    kvasir_sampler *s[SEQS];
+    kvasir_seq *seqs[SEQS];
+    kvasir_batch *batch;
+    int32_t tokens[SEQS * PROMPT], picked[SEQS];
+    uint32_t counts[SEQS], n = 0, at[SEQS] = {0};
+    for (int i = 0; i < SEQS; i++) {
+        s[i] = sampler_of(i);
+        need(kvasir_seq_create(c, &seqs[i], &err));
+        counts[i] = (uint32_t)(PROMPT - i);
+        memcpy(tokens + n, ids[i], counts[i] * sizeof *tokens);
+        n += counts[i];
+    }
+    need(kvasir_batch_merge(c, seqs, SEQS, &batch, &err));
+    for (uint32_t step = 0; step < REPLY; step++) {
+        need(kvasir_batch_pick(batch, tokens, counts, s, picked, &err));
+        n = 0;
+        for (uint32_t i = 0; i < SEQS; i++) {
+            if (counts[i]) {
+                assert_int_equal(picked[i], expected[i][at[i]++]);
+                kvasir_sampler_accept(s[i], picked[i]);
+            }
+            counts[i] = i != step;
+            if (counts[i])
+                tokens[n++] = picked[i];
+        }
+    }
+    kvasir_batch_destroy(batch);
+    for (int i = 0; i < SEQS; i++)
+        kvasir_sampler_destroy(s[i]);
+}
+
+static void test_sequences_and_batches(void **state) {
+    static int32_t ids[SEQS][PROMPT], expected[SEQS][REPLY];
+    kvasir_model *model = open_tiny();
+    kvasir_context *c;
+    (void)state;
+    random_start(3, "sequences");
+    c = context_on(model, make_device(false, false));
+    for (int i = 0; i < SEQS; i++) {
+        for (int t = 0; t < PROMPT; t++)
+            ids[i][t] = (int32_t)random_below(VOCAB);
+        by_logits(c, ids[i], i, expected[i]);
+    }
+    by_batch(c, ids, expected); /* by a device that does not pick */
+    kvasir_context_destroy(c);
+    for (int gives_back = 0; gives_back < 2; gives_back++) {
+        c = context_on(model, make_device(true, gives_back));
+        for (int i = 0; i < SEQS; i++)
+            by_seq(c, ids[i], i, expected[i]);
+        by_batch(c, ids, expected);
+        /* each alone REPLY + 1 rows, in the batch one step less than REPLY; read are xtc's only */
+        assert_int_equal(atomic_load(&device.picks), (SEQS - 1) * 2 * REPLY);
+        if (!gives_back)
+            assert_int_equal(atomic_load(&device.fetched), 2 * REPLY);
+        kvasir_context_destroy(c);
+    }
+    kvasir_model_close(model);
+}
+
+/* Logits that are asked for are those of the pick. A sampler of other tokens is refused. */
+static void test_pick_beside_logits(void **state) {
+    const int32_t ids[] = {1, 2, 3};
+    kvasir_model *model = open_tiny();
+    kvasir_context *c = context_on(model, make_device(true, false));
+    float logits[VOCAB];
+    const kvasir_eval_options last = {.struct_size = sizeof last, .last_logits = logits};
+    kvasir_sampler *s = sampler_of(0), *other;
+    const kvasir_sampling greedy = kvasir_sampling_defaults();
+    kvasir_seq *seq;
+    int32_t id = -1;
+    (void)state;
+    need(kvasir_seq_create(c, &seq, &err));
+    need(kvasir_seq_pick(seq, ids, 3, &last, s, &id, &err));
+    assert_int_equal(id, kvasir_sampler_pick(s, logits));
+    assert_int_equal(atomic_load(&device.picks), 0);
+    need(kvasir_sampler_create(&greedy, VOCAB + 1, &other, &err));
+    assert_int_equal(kvasir_seq_pick(seq, ids, 3, NULL, other, &id, &err), KVASIR_ERR_ARGUMENT);
+    assert_int_equal(kvasir_seq_length(seq), 3);
+    kvasir_sampler_destroy(s);
+    kvasir_sampler_destroy(other);
+    kvasir_seq_destroy(seq);
+    kvasir_context_destroy(c);
+    kvasir_model_close(model);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_told_enough),
-        cmocka_unit_test(test_what_no_device_is_told),
-        cmocka_unit_test(test_answers_are_the_same),
+        cmocka_unit_test(test_told_enough),          cmocka_unit_test(test_what_no_device_is_told),
+        cmocka_unit_test(test_answers_are_the_same), cmocka_unit_test(test_sequences_and_batches),
+        cmocka_unit_test(test_pick_beside_logits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
