@@ -310,6 +310,9 @@ typedef struct kvasir_engine_stats {
     double mask_seconds, mask_wait_seconds;
 } kvasir_engine_stats;
 KVASIR_API void kvasir_engine_get_stats(kvasir_engine *engine, kvasir_engine_stats *stats);
+/* KVASIR_OK while the device works. After its first error all requests, running and later ones, end
+ * with that error, and this returns it. From any thread. */
+KVASIR_API kvasir_status kvasir_engine_get_error(kvasir_engine *engine, kvasir_error *err);
 
 /* One store below the memory, in the order in which they are asked. */
 typedef struct kvasir_tier_stats {

@@ -379,7 +379,10 @@ static const char *look_at(void *user, size_t i, const struct server_loaded *l) 
     kvasir_engine_get_stats(l->engine, &stats);
     w->works &= stats.steps != w->all->steps[i] || !stats.running;
     w->all->steps[i] = stats.steps;
-    return kvasir_model_verify(l->model, &w->err) == KVASIR_OK ? NULL : w->err.text;
+    return kvasir_model_verify(l->model, &w->err) == KVASIR_OK &&
+                   kvasir_engine_get_error(l->engine, &w->err) == KVASIR_OK
+               ? NULL
+               : w->err.text;
 }
 
 bool serve_models_watch(struct serve_models *all, struct server *server) {

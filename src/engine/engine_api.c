@@ -263,6 +263,8 @@ static void *engine_thread(void *user) {
         sched_collect(e->sched, start);
         /* on an error the scheduler has ended its tasks with it */
         const kvasir_status status = sched_step(e->sched, &rows, &err);
+        if (status != KVASIR_OK)
+            stats_note_failure(e);
         if (rows && status == KVASIR_OK) {
             const double seconds = clock_seconds() - start;
             stats_note_step(e, rows, seconds);

@@ -175,6 +175,7 @@ struct kvasir_engine {
     struct forget_order *forget; /* salts of prefixes to be forgotten */
     struct engine_call *calls;   /* the oldest first */
     kvasir_engine_stats stats;
+    kvasir_error lost; /* of the device, which runs nothing any more; code KVASIR_OK: it works */
     /* [n_formats], the first is "tables"; class_format: each class's entry, or 0 */
     kvasir_format_bytes formats[PAGE_CLASSES_MAX + 1];
     size_t n_formats;
@@ -280,6 +281,8 @@ kvasir_status engine_create_take(const struct kvasir_model *model,
 /* On the engine's thread: counts a step's time; makes the current figures visible to readers. */
 void stats_note_step(struct kvasir_engine *e, uint32_t rows, double seconds);
 void stats_publish(struct kvasir_engine *e);
+/* The same after a step that has failed: whether the device did. */
+void stats_note_failure(struct kvasir_engine *e);
 /* The scheduler's host: runs steps, samples tokens, sends events. */
 struct sched_host request_host(struct kvasir_engine *e);
 

@@ -79,6 +79,24 @@ void stats_publish(struct kvasir_engine *e) {
     pthread_mutex_unlock(&e->mutex);
 }
 
+void stats_note_failure(struct kvasir_engine *e) {
+    kvasir_error err;
+    if (backend_flush(e->ctx->backend, &err) == KVASIR_OK)
+        return;
+    pthread_mutex_lock(&e->mutex);
+    e->lost = err;
+    pthread_mutex_unlock(&e->mutex);
+}
+
+kvasir_status kvasir_engine_get_error(kvasir_engine *e, kvasir_error *err) {
+    pthread_mutex_lock(&e->mutex);
+    const kvasir_error lost = e->lost;
+    pthread_mutex_unlock(&e->mutex);
+    if (err && lost.code != KVASIR_OK)
+        *err = lost;
+    return lost.code;
+}
+
 size_t kvasir_engine_get_formats(kvasir_engine *e, kvasir_format_bytes *formats, size_t cap,
                                  kvasir_engine_stats *stats) {
     pthread_mutex_lock(&e->mutex);

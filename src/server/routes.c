@@ -221,10 +221,21 @@ static const char *closed_why(const struct server *s) {
     return atomic_load(&s->draining) ? "the server is shutting down" : NULL;
 }
 
+/* Whether the only model's device runs nothing any more. */
+static bool device_is_lost(const struct server *s, kvasir_error *why) {
+    return s->one && kvasir_engine_get_error(s->one->engine, why) != KVASIR_OK;
+}
+
 static enum http_step run_health(struct server *s, struct http_exchange *exchange,
                                  const struct route *r, const struct tenant *t) {
     const bool closed = closed_why(s) != NULL;
+    kvasir_error lost;
     (void)r, (void)t;
+    if (device_is_lost(s, &lost))
+        return reply_json(s, exchange, HTTP_UNAVAILABLE,
+                          json_pack("{s:s, s:s}", "status",
+                                    s->options.mlx_health ? "unavailable" : "unhealthy", "error",
+                                    lost.text));
     if (s->options.mlx_health)
         return reply_json(s, exchange, closed ? HTTP_UNAVAILABLE : HTTP_OK,
                           json_pack("{s:s}", "status", closed ? "unavailable" : "ok"));
@@ -459,7 +470,10 @@ static enum http_step run_text(struct server *s, struct http_exchange *exchange,
 static enum http_step run_ready(struct server *s, struct http_exchange *exchange,
                                 const struct route *r, const struct tenant *t) {
     const char *why = closed_why(s);
+    kvasir_error lost;
     (void)r, (void)t;
+    if (!why && device_is_lost(s, &lost))
+        why = lost.text;
     if (why)
         return refuse(s, exchange, HTTP_UNAVAILABLE, why);
     return reply_json(s, exchange, HTTP_OK, json_pack("{s:s}", "status", "ready"));

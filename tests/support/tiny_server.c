@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "engine/engine_internal.h"
 #include "tensors.h"
 
 void tiny_server_init(struct tiny_server *t) {
@@ -41,7 +42,7 @@ void tiny_server_open(struct tiny_server *t) {
     kvasir_error err;
     write_model(&t->folder, t->weights, t->more);
     if (kvasir_model_open(t->folder.path, &t->model, &err) ||
-        kvasir_engine_create(t->model, &t->engine_options, &t->engine, &err) ||
+        engine_create_take(t->model, &t->engine_options, t->backend, NULL, &t->engine, &err) ||
         server_create(&t->options, t->model, t->engine, &t->server, &err)) {
         printf("%s\n", err.text);
         exit(1);

@@ -16,6 +16,7 @@ struct tiny_server {
     const struct byte_tokenizer_more *more; /* of its tokenizer; NULL: nothing */
     kvasir_engine_options engine_options;
     struct server_options options;
+    struct backend *backend; /* the engine's, which owns it then; NULL: that of its options */
     kvasir_model *model;
     kvasir_engine *engine;
     struct server *server;

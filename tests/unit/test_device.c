@@ -9,8 +9,8 @@
 #include <stdatomic.h>
 
 #include "answers.h"
-#include "backend/cpu/cpu.h"
 #include "engine/engine_internal.h"
+#include "lost_device.h"
 
 enum { PROMPT = 60, REPLY = 12, REQUESTS = 100, VOCAB = 512 };
 
@@ -25,42 +25,11 @@ static void need(kvasir_status status) {
 /* ---- the CPU's table, watched ---------------------------------------------------------------- */
 
 static struct {
-    const struct backend_ops *cpu;
+    const struct backend_ops *cpu; /* which can be lost */
     struct backend_ops ops;
-    atomic_int waits_left; /* waits for the device that still succeed; at 0 all fail */
     atomic_uint most_seqs, most_head_rows;
     uint64_t memory_bytes; /* of its own */
 } watched;
-
-static kvasir_status lost(kvasir_error *e) {
-    if (atomic_load(&watched.waits_left) == 0)
-        return (fail)(e, KVASIR_ERR_IO, "the device is lost"); /* cmocka has a macro of this name */
-    atomic_fetch_sub(&watched.waits_left, 1);
-    return KVASIR_OK;
-}
-
-static kvasir_status watched_flush(struct backend *b, kvasir_error *e) {
-    TRY(lost(e));
-    return watched.cpu->flush(b, e);
-}
-static kvasir_status watched_read(struct backend *b, void *host, const void *device, size_t bytes,
-                                  kvasir_error *e) {
-    memset(host, 0, bytes);
-    TRY(lost(e));
-    return watched.cpu->read(b, host, device, bytes, e);
-}
-static kvasir_status watched_fetch(struct backend *b, const void *device, size_t bytes,
-                                   const void **out, kvasir_error *e) {
-    *out = NULL;
-    TRY(lost(e));
-    return watched.cpu->fetch(b, device, bytes, out, e);
-}
-static kvasir_status watched_arena_read(struct backend *b, const struct backend_arena *a, size_t at,
-                                        void *host, size_t bytes, kvasir_error *e) {
-    memset(host, 0, bytes);
-    TRY(lost(e));
-    return watched.cpu->arena_read(b, a, at, host, bytes, e);
-}
 
 static void note_most(atomic_uint *most, uint32_t n) {
     if (n > atomic_load(most))
@@ -82,21 +51,13 @@ static void watched_info(const struct backend *b, struct backend_info *out) {
 }
 
 static struct backend *watched_backend(void) {
-    struct backend *b;
-    need(backend_cpu_create(
-        &b, &(struct backend_cpu_options){.threads = 2, .tier = CPU_TIER_COUNT, .act_bits = 8},
-        &err));
+    struct backend *b = lost_device_create();
     watched.cpu = b->ops;
     watched.ops = *b->ops;
     watched.ops.info = watched_info;
-    watched.ops.flush = watched_flush;
-    watched.ops.read = watched_read;
-    watched.ops.fetch = watched_fetch;
-    watched.ops.arena_read = watched_arena_read;
     watched.ops.step_begin = watched_step_begin;
     watched.ops.gather_rows = watched_gather_rows;
     b->ops = &watched.ops;
-    atomic_store(&watched.waits_left, INT32_MAX);
     atomic_store(&watched.most_seqs, 0);
     atomic_store(&watched.most_head_rows, 0);
     return b;
@@ -129,7 +90,8 @@ static void check_lost_in_engine(const kvasir_model *model, int waits) {
     kvasir_engine *e;
     struct answer *a[BESIDE], *after = answer_new(prompt[0], PROMPT, REPLY);
     need(engine_create_take(model, &o, watched_backend(), NULL, &e, &err));
-    atomic_store(&watched.waits_left, waits);
+    need(kvasir_engine_get_error(e, &err));
+    lost_device_after(waits);
     for (int i = 0; i < BESIDE; i++) {
         a[i] = answer_new(prompt[i], PROMPT - (size_t)i, REPLY);
         a[i]->request.ignore_end = true;
@@ -139,13 +101,15 @@ static void check_lost_in_engine(const kvasir_model *model, int waits) {
         answer_wait(a[i]);
         assert_int_equal(a[i]->choices[0].finish, KVASIR_FINISH_ERROR);
         assert_int_equal(a[i]->error.code, KVASIR_ERR_IO);
-        assert_string_equal(a[i]->error.text, "the device is lost");
+        assert_string_equal(a[i]->error.text, LOST_DEVICE_TEXT);
         free(a[i]);
     }
     need(answer_submit(e, after, &err)); /* later requests get the error too */
     answer_wait(after);
-    assert_string_equal(after->error.text, "the device is lost");
+    assert_string_equal(after->error.text, LOST_DEVICE_TEXT);
     assert_int_equal(engine_settled(e).failed, BESIDE + 1);
+    assert_int_equal(kvasir_engine_get_error(e, &err), KVASIR_ERR_IO);
+    assert_string_equal(err.text, LOST_DEVICE_TEXT);
     kvasir_engine_destroy(e);
     free(after);
 }
@@ -178,7 +142,7 @@ static void test_lost_device_in_a_sequence(void **state) {
     assert_int_equal(c->options.prefill_chunk, c->device.rows_good);
     need(kvasir_seq_create(c, &s, &err));
     need(kvasir_seq_eval(s, prompt[0], 20, NULL, &err));
-    atomic_store(&watched.waits_left, 0);
+    lost_device_after(0);
     const kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options),
                                       .last_logits = logits};
     assert_int_equal(kvasir_seq_eval(s, prompt[0] + 20, 5, &last, &err), KVASIR_ERR_IO);
@@ -214,16 +178,16 @@ static void test_lost_device_while_saving(void **state) {
     need(kvasir_seq_eval(s, prompt[0], 20, NULL, &err));
     const char *path = temp_file(&folder, "saved.safetensors");
     for (int waits = 0;; waits++) {
-        atomic_store(&watched.waits_left, waits);
+        lost_device_after(waits);
         const kvasir_status status = kvasir_seq_save(s, path, false, &err);
         if (status == KVASIR_OK)
             break;
         assert_int_equal(status, KVASIR_ERR_IO);
-        assert_non_null(strstr(err.text, "the device is lost"));
+        assert_non_null(strstr(err.text, LOST_DEVICE_TEXT));
         assert_int_not_equal(stat(path, &stat_buf), 0);
     }
     need(file_read_all(path, 1 << 24, &data[0], &size[0], &err));
-    atomic_store(&watched.waits_left, INT32_MAX);
+    lost_device_after(INT32_MAX);
     need(kvasir_seq_save(s, path, false, &err));
     need(file_read_all(path, 1 << 24, &data[1], &size[1], &err));
     assert_int_equal(size[0], size[1]);
