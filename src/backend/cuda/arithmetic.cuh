@@ -103,9 +103,7 @@ __device__ __forceinline__ void pack_row(const float (&x)[D / 32], PackedRow<D> 
 #pragma unroll
     for (int i = 0; i < N; i++)
         m_bits = max(m_bits, __float_as_uint(x[i]) & 0x7fffffffu);
-#pragma unroll
-    for (int i = 1; i < 32; i *= 2)
-        m_bits = max(m_bits, __shfl_xor_sync(~0u, m_bits, i));
+    m_bits = warp_max(m_bits);
     const float m = __uint_as_float(m_bits);
     const uint32_t exponent = min(m_bits & 0x7f800000u, 0x7e800000u);
     float power = 0; // 2^-e

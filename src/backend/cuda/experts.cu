@@ -67,12 +67,7 @@ __device__ __forceinline__ void choose(const route_args &a, const float *logits,
             if (key < last && key > best)
                 best = key;
         }
-#pragma unroll
-        for (int step = 1; step < WARP; step *= 2) {
-            const uint64_t other = __shfl_xor_sync(~0u, best, step);
-            best = other > best ? other : best;
-        }
-        last = best;
+        last = best = warp_max(best);
         if (lane == 0)
             chosen[rank] = UINT32_MAX - 1 - (uint32_t)best;
     }

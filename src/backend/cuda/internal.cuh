@@ -278,6 +278,13 @@ template <class T> __device__ __forceinline__ T warp_sum(T v) {
         v += __shfl_xor_sync(~0u, v, step);
     return v;
 }
+// The largest likewise. Of floats NaN counts only if all are, and 0 is above -0.
+template <class T> __device__ __forceinline__ T warp_max(T v) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2)
+        v = max(v, __shfl_xor_sync(~0u, v, step));
+    return v;
+}
 
 // ---- errors (error.cu) -----------------------------------------------------------------------
 

@@ -83,13 +83,6 @@ __device__ __forceinline__ bool wants_sums(const pick_args &a, const dev_pick &p
 
 // ---- over whole rows -------------------------------------------------------------------------
 
-__device__ __forceinline__ float warp_max(float v) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-        v = fmaxf(v, __shfl_xor_sync(~0u, v, step));
-    return v;
-}
-
 // A warp for each block of 256. of_logs: only of picks with log-probabilities.
 __global__ void __launch_bounds__(WARPS *WARP) peaks_kernel(const pick_args a, bool of_logs) {
     const uint32_t block = blockIdx.x * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;

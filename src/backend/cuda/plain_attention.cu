@@ -181,10 +181,7 @@ __device__ __forceinline__ void weigh(const PlainArgs &a, const Work &w, uint32_
         float *low = &sh.scores[lane * PITCH + column], *high = low + 32 * PITCH;
         const float x = seen >> lane & 1 ? *low : MINUS_INF,
                     y = seen >> (lane + 32) & 1 ? *high : MINUS_INF;
-        float m = fmaxf(x, y);
-#pragma unroll
-        for (int i = 1; i < 32; i *= 2)
-            m = fmaxf(m, __shfl_xor_sync(~0u, m, i));
+        const float m = warp_max(fmaxf(x, y));
         const float old = sh.max[column], top = fmaxf(old, m), base = finite_max(top);
         const float wx = exp2_fast(x - base), wy = exp2_fast(y - base);
         const float sum = warp_sum(wx + wy);

@@ -131,9 +131,7 @@ __global__ void __launch_bounds__(256)
         v[i] = row < rows && first + i < k ? x[(size_t)row * k + first + i] : 0.f;
         m = max(m, __float_as_uint(v[i]) & 0x7fffffffu);
     }
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2)
-        m = max(m, __shfl_xor_sync(~0u, m, step));
+    m = warp_max(m);
     const run_unit u = BF ? run_unit{1, 1} : unit_of_run(m);
     const uint32_t runs_at = (row / 4 * runs + run) * 4 + row % 4;
     if (lane == 0)
