@@ -3,14 +3,15 @@
 // log-probabilities need, go to the host.
 //
 //     logits [row][vocab]
-//        | peaks_kernel      the largest of each block of 256           if log-probabilities are
-//        | log_sums_kernel   sums of exp(logit - max) in double         asked for
-//        | top_kernel        the first n_top
+//        | peaks_kernel      the largest of each block of 256
+//        | log_sums_kernel   sums of exp(logit - max) in double         if log-probabilities are
+//        | top_kernel        the first n_top                            asked for
 //        v
-//        | edit_kernel       bias and penalties, in place; what stood there is kept
+//        | edit_kernel       bias and penalties, in place; what stood   if a pick of the call has
+//        | peaks_kernel      there is kept                              any
 //        v
-//        | peaks_kernel
-//        | sums_kernel       sums of exp of blocks: of 1,024 for top_p, of 256 without filters
+//        | sums_kernel       sums of exp of blocks: of 1,024 for top_p, of 256 without filters; not
+//        |                   if all are greedy or filtered otherwise
 //        | choose_kernel     one block a pick: candidates, their order, the walk, the draw
 //        v
 //     restore_kernel         the logits as they were; the token's own
@@ -72,12 +73,12 @@ __device__ __forceinline__ float value_of(float logit) {
     return isnan(logit) ? -CUDART_INF_F : logit;
 }
 
-__device__ __forceinline__ bool keeps_all(const pick_args &a, const dev_pick &p) {
+__host__ __device__ __forceinline__ bool keeps_all(const pick_args &a, const dev_pick &p) {
     return p.top_p == 0 && p.min_p == 0 && p.top_k == a.vocab;
 }
 
 // Whether weights of the whole vocabulary are needed.
-__device__ __forceinline__ bool wants_sums(const pick_args &a, const dev_pick &p) {
+__host__ __device__ __forceinline__ bool wants_sums(const pick_args &a, const dev_pick &p) {
     return p.temp > 0 && (p.top_p > 0 || keeps_all(a, p));
 }
 
@@ -494,20 +495,26 @@ uint32_t describe(const cuda_backend *b, const pick *picks, uint32_t n) {
     return n_edits;
 }
 
-void launch(cuda_backend *b, const pick_args &a, const pick *picks, uint32_t n, uint32_t n_edits) {
+void launch(cuda_backend *b, const pick_args &a, uint32_t n, uint32_t n_edits) {
     const dim3 blocks(blocks_of(a.blocks, WARPS), n);
-    bool logs = false;
-    for (uint32_t i = 0; i < n; i++)
-        logs = logs || picks[i].n_top >= 0;
+    const dev_pick *told = (const dev_pick *)b->picks.host;
+    bool logs = false, sums = false;
+    for (uint32_t i = 0; i < n; i++) {
+        logs = logs || told[i].n_top >= 0;
+        sums = sums || wants_sums(a, told[i]);
+    }
+    if (logs || !n_edits)
+        cuda_ok(b, launch_early(b, peaks_kernel, blocks, WARPS * WARP, 0, a, n_edits > 0));
     if (logs) {
-        cuda_ok(b, launch_early(b, peaks_kernel, blocks, WARPS * WARP, 0, a, true));
         cuda_ok(b, launch_early(b, log_sums_kernel, dim3(a.parts, n), WARPS * WARP, 0, a));
         cuda_ok(b, launch_early(b, top_kernel, dim3(n), THREADS, 0, a));
     }
-    if (n_edits)
+    if (n_edits) {
         cuda_ok(b, launch_early(b, edit_kernel, dim3(n), PICK_EDITS_MAX, 0, a));
-    cuda_ok(b, launch_early(b, peaks_kernel, blocks, WARPS * WARP, 0, a, false));
-    cuda_ok(b, launch_early(b, sums_kernel, blocks, WARPS * WARP, 0, a));
+        cuda_ok(b, launch_early(b, peaks_kernel, blocks, WARPS * WARP, 0, a, false));
+    }
+    if (sums)
+        cuda_ok(b, launch_early(b, sums_kernel, blocks, WARPS * WARP, 0, a));
     cuda_ok(b, launch_early(b, choose_kernel, dim3(n), THREADS, 0, a));
     if (n_edits || logs)
         cuda_ok(b, launch_early(b, restore_kernel, dim3(n), PICK_EDITS_MAX, 0, a));
@@ -561,7 +568,7 @@ kvasir_status cuda_pick(struct backend *base, const float *logits, const struct 
                          .out = b->picks.out};
     if (cuda_ok(b, cudaMemcpyAsync(b->picks.device, b->picks.host, bytes, cudaMemcpyHostToDevice,
                                    b->stream)))
-        launch(b, a, picks, n, n_edits);
+        launch(b, a, n, n_edits);
     const void *made;
     TRY(cuda_fetch(base, b->picks.out, n * sizeof *out, &made, err));
     memcpy(out, made, n * sizeof *out);
