@@ -140,9 +140,7 @@ typedef struct kvasir_prompt_cache kvasir_prompt_cache;
 
 typedef struct kvasir_context_options {
     size_t struct_size;
-    /* "8,4": K,V; each of f32 f16 bf16 8 6 5 4 3 2, or one for both. Encoded a page at a time, when
-     * it is full: "r8,4" (rotated), "t4", "t5,4" (tiles) and the like (docs/design.md, "Formats") */
-    const char *kv_bits;
+    const char *kv_bits; /* "8,4": K,V; of f32 f16 bf16 8 6 5 4 3 2; or "r8,4", "t4" (design.md) */
     /* "64", "64,32"; NULL: the largest of 64, 32 that divides head_dim. Layers whose head_dim
      * neither divides stay f16, which is a fact of the context; an error if that is all layers. */
     const char *kv_group_size;

@@ -262,7 +262,7 @@ kvasir_status cuda_check_layout(const struct backend *b, const struct page_layou
     if (page_is_whole(l) || l->basis != BASIS_PLAIN)
         return fail(err, KVASIR_ERR_UNSUPPORTED,
                     "CUDA: rotated and tile formats (r8,4, t4) are not supported on a GPU yet: use "
-                    "8,4 or --device cpu");
+                    "8,4, or the CPU");
     return check_head_dim(l->k.head_dim, err);
 }
 
