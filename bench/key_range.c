@@ -96,8 +96,9 @@ int main(int argc, char **argv) {
     kvasir_context *ctx;
     struct settled settled = {.cache.k = {.bits = 8}};
     struct centres *centres;
+    struct key_bases *bases;
     need(kvasir_model_open(argv[1], &model, &err));
-    need(centres_settle(model, argv[5], &settled, &centres, &err));
+    need(centres_settle(model, argv[5], &settled, &centres, &bases, &err));
     if (!centres) {
         fprintf(stderr, "key_range: nothing to take off\n");
         return 1;
@@ -119,6 +120,7 @@ int main(int argc, char **argv) {
     kvasir_seq_destroy(seq);
     kvasir_context_destroy(ctx);
     centres_destroy(centres);
+    key_bases_destroy(bases);
     kvasir_model_close(model);
     return 0;
 }

@@ -6,6 +6,8 @@
  *     FILE    that calibration file
  *     off     none: every key is stored as it is, as mlx does
  *
+ * From a file come bases, too, for formats that want them.
+ *
  * What a centre gains. The codes of a group span its range, which a large constant widens: a key's
  * error grows with the largest |c| of its group relative to the keys' own spread. So pairs are
  * taken in order of |c| / spread, over all layers and heads, until the budget is used up. This
@@ -40,6 +42,9 @@ static size_t heads_of(const struct key_stats *s) {
 
 kvasir_status key_stats_init(struct key_stats *s, const struct model *m, kvasir_error *err) {
     const struct model_config *c = model_config(m);
+    *s = (struct key_stats){0};
+    if (!model_keys_alike(m))
+        return KVASIR_OK;
     *s = (struct key_stats){
         .layers = c->n_layers, .kv_heads = c->kv_heads, .n = c->ropes[0].dims / 2};
     s->mean = mem_calloc(heads_of(s) * s->n, 2 * sizeof *s->mean);
@@ -58,11 +63,12 @@ void key_stats_deinit(struct key_stats *s) {
 
 /* *found false: the model has no key biases. */
 static kvasir_status stats_of_bias(const struct model *m, struct key_stats *s, bool *found,
-                                   kvasir_error *err) {
+                                   kvasir_centre_source *source, kvasir_error *err) {
     float *row = mem_calloc(model_config(m)->dim, sizeof *row);
     if (!row)
         return fail(err, KVASIR_ERR_MEMORY, "key centres: out of memory");
     *found = false;
+    *source = KVASIR_CENTRE_BIAS;
     for (uint32_t i = 0; i < heads_of(s); i++) {
         uint32_t layer = i / s->kv_heads, head = i % s->kv_heads;
         if (!model_key_bias(m, layer, head, s->mean + (size_t)i * s->n * 2))
@@ -106,14 +112,28 @@ static double head_spread(const struct key_stats *s, size_t head) {
     return m_sqrt(sum / s->n);
 }
 
-/* The chosen pairs, ordered by head and pair; returns how many. list: [heads * n]. */
-static size_t pick(const struct key_stats *s, struct candidate *list) {
+/* What is left of a constant, which turns w radians a token, without its mean over a tile: the mean
+ * of its square is 1 - sinc(64 w / 2)^2 of the whole. */
+static double turning_part(double w) {
+    const double half = TILE_TOKENS * w / 2;
+    double sin, cos, sinc = 1;
+    if (half > 0) {
+        m_sincos(half, &sin, &cos);
+        sinc = sin / half;
+    }
+    return sinc < 1 ? m_sqrt(1 - sinc * sinc) : 0;
+}
+
+/* The chosen pairs, ordered by head and pair; returns how many. list: [heads * n]; part [n]: of a
+ * pair's constant, what counts. */
+static size_t pick(const struct key_stats *s, const double *part, struct candidate *list) {
     size_t n = 0, most = heads_of(s) * s->n / PAIRS_PER_CENTRE;
     for (uint32_t head = 0; head < heads_of(s); head++) {
         double spread = head_spread(s, head);
         for (uint32_t j = 0; j < s->n; j++) {
             const float *c = s->mean + ((size_t)head * s->n + j) * 2;
-            double size = m_sqrt((double)c[0] * (double)c[0] + (double)c[1] * (double)c[1]);
+            double size =
+                part[j] * m_sqrt((double)c[0] * (double)c[0] + (double)c[1] * (double)c[1]);
             if (isfinite(size) && isfinite(spread) && size > RATIO_MIN * spread)
                 list[n++] = (struct candidate){size / spread, head, j};
         }
@@ -158,13 +178,20 @@ static kvasir_status centres_make(const struct key_stats *s, const struct model 
     return KVASIR_OK;
 }
 
-kvasir_status centres_choose(const struct key_stats *s, const struct model *m, struct centres **out,
-                             kvasir_error *err) {
+kvasir_status centres_choose(const struct key_stats *s, const struct model *m, bool turning,
+                             struct centres **out, kvasir_error *err) {
+    double part[ROPE_PAIRS_MAX];
     *out = NULL;
+    if (!s->n)
+        return KVASIR_OK;
+    ASSERT(s->n <= ROPE_PAIRS_MAX);
     struct candidate *list = mem_calloc(heads_of(s) * s->n, sizeof *list);
     if (!list)
         return fail(err, KVASIR_ERR_MEMORY, "key centres: out of memory");
-    size_t n = pick(s, list);
+    (void)model_inv_freq(m, 0, 0, part);
+    for (uint32_t j = 0; j < s->n; j++)
+        part[j] = turning ? turning_part(part[j]) : 1;
+    size_t n = pick(s, part, list);
     kvasir_status status = n ? centres_make(s, m, list, n, out, err) : KVASIR_OK;
     mem_free(list);
     return status;
@@ -181,70 +208,104 @@ void centres_destroy(struct centres *c) {
 
 /* ---- key_centre ---------------------------------------------------------------------------- */
 
-static kvasir_status stats_of_file(const struct kvasir_model *m, const char *path,
-                                   struct key_stats *s, kvasir_error *err) {
-    return fail_of_field(centre_file_read(path, m->id, s, err), err, "context.key_centre");
+/* What the option and the formats ask for. */
+struct wish {
+    const char *how;
+    bool automatic, bias;
+    bool prefer_file;         /* to the model's biases */
+    struct key_bases **bases; /* NULL: not wanted */
+};
+
+/* The one place that knows which formats store balanced keys. */
+static bool wants_basis(const struct settled *s) {
+    return !kv_format_exact(s->cache.k);
+}
+
+static kvasir_status read_file(const struct kvasir_model *m, const char *path, struct key_stats *s,
+                               struct key_bases **bases, kvasir_error *err) {
+    struct key_bases *b = NULL;
+    if (bases && !(b = mem_calloc(1, sizeof *b)))
+        return fail(err, KVASIR_ERR_MEMORY, "bases of keys: out of memory");
+    kvasir_status status = centre_file_read(path, m->model, m->id, s, b, err);
+    if (status == KVASIR_OK && b && b->n_groups)
+        *bases = b;
+    else
+        key_bases_destroy(b);
+    return fail_of_field(status, err, "context.key_centre");
 }
 
 /* The calibration file beside the model, if there is one. */
-static kvasir_status stats_beside(const struct kvasir_model *m, struct key_stats *s, bool *found,
-                                  kvasir_error *err) {
+static kvasir_status read_beside(const struct kvasir_model *m, struct key_stats *s,
+                                 struct key_bases **bases, bool *found,
+                                 kvasir_centre_source *source, kvasir_error *err) {
     struct text_buf path = {0};
     kvasir_status status;
+    *source = KVASIR_CENTRE_BESIDE;
     TRY_GOTO(centre_file_path(m, &path, err));
     TRY_GOTO(file_exists(path.data, found, err));
     if (*found)
-        status = stats_of_file(m, path.data, s, err);
+        status = read_file(m, path.data, s, bases, err);
 done:
     text_free(&path);
     return status;
 }
 
-/* Fills the stats if there are any. */
-static kvasir_status find_stats(const struct kvasir_model *m, const char *how, struct key_stats *s,
-                                bool *found, kvasir_centre_source *source, kvasir_error *err) {
-    const bool automatic = strcmp(how, "auto") == 0, bias = strcmp(how, "bias") == 0;
-    *found = !automatic && !bias;
+/* Fills stats and bases if there are any. */
+static kvasir_status find_stats(const struct kvasir_model *m, const struct wish *w,
+                                struct key_stats *s, bool *found, kvasir_centre_source *source,
+                                kvasir_error *err) {
+    *found = !w->automatic && !w->bias;
     *source = KVASIR_CENTRE_FILE;
     if (*found)
-        return stats_of_file(m, how, s, err);
-    *source = KVASIR_CENTRE_BIAS;
-    TRY(stats_of_bias(m->model, s, found, err));
-    if (*found)
-        return KVASIR_OK;
-    if (bias)
+        return read_file(m, w->how, s, w->bases, err);
+    if (w->automatic && w->prefer_file)
+        TRY(read_beside(m, s, w->bases, found, source, err));
+    if (!*found)
+        TRY(stats_of_bias(m->model, s, found, source, err));
+    if (!*found && w->automatic && !w->prefer_file)
+        TRY(read_beside(m, s, w->bases, found, source, err));
+    if (!*found && w->bias)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "context.key_centre",
                           "the model has no key biases");
-    *source = KVASIR_CENTRE_BESIDE;
-    return stats_beside(m, s, found, err);
+    return KVASIR_OK;
+}
+
+static kvasir_status not_alike(const struct kvasir_model *m, kvasir_error *err) {
+    return fail_field(err, KVASIR_ERR_UNSUPPORTED, "context.key_centre",
+                      "keys of a %s model cannot be centred: its layers differ in what they cache "
+                      "or how they rotate",
+                      model_config(m->model)->arch);
 }
 
 kvasir_status centres_settle(const struct kvasir_model *m, const char *how, struct settled *settled,
-                             struct centres **out, kvasir_error *err) {
+                             struct centres **out, struct key_bases **bases, kvasir_error *err) {
     *out = NULL;
-    bool exact = kv_format_exact(settled->cache.k), automatic = strcmp(how, "auto") == 0;
-    if (strcmp(how, "off") == 0 || (automatic && exact))
+    *bases = NULL;
+    const bool tiles = false; /* the format of K encodes whole tiles: none does */
+    const bool exact = kv_format_exact(settled->cache.k), based = wants_basis(settled);
+    const struct wish wish = {.how = how,
+                              .automatic = strcmp(how, "auto") == 0,
+                              .bias = strcmp(how, "bias") == 0,
+                              .prefer_file = tiles,
+                              .bases = based ? bases : NULL};
+    if (strcmp(how, "off") == 0 || (wish.automatic && exact))
         return KVASIR_OK;
-    if (!model_keys_alike(m->model))
-        return automatic ? KVASIR_OK
-                         : fail_field(err, KVASIR_ERR_UNSUPPORTED, "context.key_centre",
-                                      "keys of a %s model cannot be centred: its layers differ in "
-                                      "what they cache or how they rotate",
-                                      model_config(m->model)->arch);
+    if (!model_keys_alike(m->model) && (wish.bias || !based))
+        return wish.automatic ? KVASIR_OK : not_alike(m, err);
     struct key_stats stats;
     kvasir_centre_source source;
     bool found;
     kvasir_status status;
     TRY(key_stats_init(&stats, m->model, err));
-    TRY_GOTO(find_stats(m, how, &stats, &found, &source, err));
+    TRY_GOTO(find_stats(m, &wish, &stats, &found, &source, err));
     if (exact) {
         settled_fact(settled, KVASIR_FACT_CENTRE_UNUSED, 0, 0, 0, 0);
     } else if (found) {
-        TRY_GOTO(centres_choose(&stats, m->model, out, err));
+        TRY_GOTO(centres_choose(&stats, m->model, tiles, out, err));
         if (*out)
             settled_fact(settled, KVASIR_FACT_CENTRED, source, (*out)->first[heads_of(&stats)],
                          heads_of(&stats), stats.n);
-        else if (!automatic)
+        else if (!wish.automatic && !*bases)
             settled_fact(settled, KVASIR_FACT_CENTRE_NOTHING, source, 0, 0, 0);
     }
 done:

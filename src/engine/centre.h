@@ -1,18 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* centre.h: key centres: statistics of a model's keys, and which pairs of which heads get a centre.
+/* centre.h: what is known of a model's keys beforehand: which pairs of which heads get a centre,
+ * and the bases in which keys are balanced.
  *
  *     the checkpoint's key biases  --+
  *                                    +-->  struct key_stats  --centres_choose-->  struct centres
  *     a calibration file           --+     all pairs                               chosen pairs
+ *                                    |
+ *                                    +-->  struct key_bases                  kv_shape.basis
  *
- * centre.c chooses, centre_file.c reads and writes the file, lab/calibration.c measures a model.
+ * centre.c chooses, key_bases.c holds the bases, centre_file.c reads and writes the file,
+ * lab/calibration.c measures a model.
  */
 #ifndef KVASIR_ENGINE_CENTRE_H
 #define KVASIR_ENGINE_CENTRE_H
 
 #include "engine/engine.h"
 
-/* Keys before rope, per layer, KV head and rotary pair (i, i + n). */
+/* Keys before rope, per layer, KV head and rotary pair (i, i + n). All 0 for a model whose keys are
+ * not alike (model_keys_alike): none of them has a centre. */
 struct key_stats {
     uint32_t layers, kv_heads, n;
     float *mean; /* [layer][kv head][pair][2] */
@@ -22,14 +27,40 @@ kvasir_status key_stats_init(struct key_stats *s, const struct model *m,
                              kvasir_error *err) MUST_CHECK;
 void key_stats_deinit(struct key_stats *s); /* zero-initialised: nothing */
 
+/* ---- bases (key_bases.c) --------------------------------------------------------------------- */
+
+/* Of a model's keys, by layer group (backend.h). All matrices are one piece of memory. */
+struct key_bases {
+    uint32_t n_groups; /* 0: there are none */
+    struct key_basis group[CACHE_GROUPS_MAX];
+    float *values; /* [group][inverse, forward] */
+    size_t n;
+};
+/* Of the model's layer groups, with matrices of zeros. */
+kvasir_status key_bases_init(struct key_bases *b, const struct model *m,
+                             kvasir_error *err) MUST_CHECK;
+void key_bases_deinit(struct key_bases *b); /* zero-initialised: nothing */
+/* The matrices of a layer: inverse, forward [kv head][in][out], of n values each. */
+struct layer_basis {
+    float *inverse, *forward;
+    size_t n;
+};
+struct layer_basis key_bases_of(const struct key_bases *b, struct kv_place place);
+size_t key_basis_values(const struct key_basis *g);  /* of one of a group's two arrays */
+uint64_t key_bases_bytes(const struct key_bases *b); /* or NULL: 0 */
+
 /* ---- the file (centre_file.c) ---------------------------------------------------------------- */
 
-/* Writes the whole file into out, which is empty. model_id: of model_identity. */
-kvasir_status centre_file_write(const struct key_stats *s, uint64_t model_id, uint32_t tokens,
-                                struct text_buf *out, kvasir_error *err) MUST_CHECK;
-/* Fills stats that were initialised for the model from a file. Refuses damaged files and those of
- * another model. */
-kvasir_status centre_file_read(const char *path, uint64_t model_id, struct key_stats *s,
+/* Writes the whole file into out, which is empty. Bases NULL: a file without them, of version 1.
+ * model_id: of model_identity. */
+kvasir_status centre_file_write(const struct model *m, uint64_t model_id, const struct key_stats *s,
+                                const struct key_bases *b, uint32_t tokens, struct text_buf *out,
+                                kvasir_error *err) MUST_CHECK;
+/* Fills stats that were initialised for the model, and zero-initialised bases unless they are NULL,
+ * which stay as they are if the file has none. The caller deinits both, also after an error.
+ * Refuses damaged files and those of another model. */
+kvasir_status centre_file_read(const char *path, const struct model *m, uint64_t model_id,
+                               struct key_stats *s, struct key_bases *b,
                                kvasir_error *err) MUST_CHECK;
 
 /* The path that "auto" reads and calibrate writes: MODEL.gguf.key-centre.safetensors, or
@@ -46,13 +77,17 @@ struct centres {
     uint32_t *first;
     struct centre_pair *pairs;
 };
-/* Chooses pairs within the budget (centre.c); *out NULL: no pair gains anything. */
-kvasir_status centres_choose(const struct key_stats *s, const struct model *m, struct centres **out,
-                             kvasir_error *err) MUST_CHECK;
-void centres_destroy(struct centres *c);
-/* Resolves the option key_centre for a context; *out NULL: no key is centred. A fact says what was
- * chosen. */
-kvasir_status centres_settle(const struct kvasir_model *m, const char *how, struct settled *settled,
+/* Chooses pairs within the budget (centre.c); *out NULL: no pair gains anything. turning: for pages
+ * that hold the mean of their tile's keys apart. */
+kvasir_status centres_choose(const struct key_stats *s, const struct model *m, bool turning,
                              struct centres **out, kvasir_error *err) MUST_CHECK;
+void centres_destroy(struct centres *c);
+/* Resolves the option key_centre for a context. *out NULL: no key is centred; *bases NULL: there
+ * are none, or the formats have no use for them. The caller destroys both, also after an error. A
+ * fact says what was chosen. */
+kvasir_status centres_settle(const struct kvasir_model *m, const char *how, struct settled *settled,
+                             struct centres **out, struct key_bases **bases,
+                             kvasir_error *err) MUST_CHECK;
+void key_bases_destroy(struct key_bases *b); /* of centres_settle; or NULL */
 
 #endif

@@ -30,11 +30,14 @@ kvasir_status context_create_take(const struct kvasir_model *model,
     kvasir_status status;
     TRY_GOTO(options_settle(model, options, &c->device, &c->options, err));
     TRY_GOTO(centres_settle(model, options->like ? "off" : options->key_centre, &c->options,
-                            &c->centres, err));
+                            &c->centres, &c->bases, err));
     struct kv_shape *shapes = c->options.shapes;
     c->n_groups = c->options.n_groups;
     if (c->centres)
         shapes[0].centre = &c->centres->centre; /* of one layer group: centres count its layers */
+    for (uint32_t g = 0; c->bases && g < c->n_groups; g++)
+        if (!shapes[g].fixed_format)
+            shapes[g].basis = &c->bases->group[g];
     TRY_GOTO(kv_cache_create(c->backend, shapes, c->n_groups, &c->options.cache, &c->cache, err));
     uint32_t rows = c->options.prefill_chunk;
     TRY_GOTO(model_run_create(model->model, c->backend, c->options.ctx, rows, c->options.logit_rows,
@@ -59,6 +62,7 @@ void kvasir_context_destroy(kvasir_context *c) {
     kv_cache_destroy(c->cache);
     backend_destroy(c->backend);
     centres_destroy(c->centres);
+    key_bases_destroy(c->bases);
     mem_free(c);
 }
 

@@ -20,8 +20,9 @@
  *   prompt_rows.c  log-probabilities of prompts, embeddings
  *   prompt_cache.c  prompt_loads.c  prompt_cache_save.c  prompt_cache_checksum.c
  *                  mlx-lm's prompt-cache files to sequences and back
- *   centre.c  centre_file.c
- *                  key centres: which pairs of which heads get one; the calibration file
+ *   centre.c  key_bases.c  centre_file.c
+ *                  key centres: which pairs of which heads get one; bases of balanced keys; the
+ *                  calibration file
  *   fingerprint.c  what cached bytes depend on, in 64 bits
  *   identity.c     the same and all weights, in 128 bits: names of stored pages begin with it
  *   sampler.c      kvasir_sampler; log-probabilities
@@ -151,6 +152,7 @@ struct kvasir_context {
     struct backend_info device; /* of the backend */
     struct kv_cache *cache;
     struct centres *centres; /* NULL: no keys are centred */
+    struct key_bases *bases; /* NULL: no keys are balanced */
     struct model_run *run;
     uint64_t fingerprint;
     uint32_t n_groups;

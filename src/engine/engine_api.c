@@ -20,6 +20,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "engine/centre.h"
 #include "engine/engine_internal.h"
 #include "engine/struct_size.h"
 
@@ -297,13 +298,15 @@ static kvasir_status begin_stored_formats(struct kvasir_engine *e, const kvasir_
     return fail_of_field(status, err, "engine.stored_kv_bits");
 }
 
-/* The buffers of steps and of sampling count against the budget from the start. */
+/* The buffers of steps and of sampling, and bases of keys, count against the budget from the start.
+ */
 static kvasir_status charge_fixed(struct kvasir_engine *e, kvasir_error *err) {
     const struct settled *o = &e->ctx->options;
     struct kv_pool *pool = kv_cache_pool(e->ctx->cache);
     const uint64_t loads = loads_bytes(e, kv_pool_stats(pool).budget_bytes);
     const uint64_t bytes = model_run_bytes(e->model->model, o->prefill_chunk, o->logit_rows) +
                            step_bytes(e->ctx) + picks_bytes(e) + loads +
+                           key_bases_bytes(e->ctx->bases) +
                            answer_vocab_bytes(e); /* made on first use, charged up front */
     if (pool_charge(pool, bytes, NULL) != KVASIR_OK)
         return fail_field(err, KVASIR_ERR_BUDGET, "engine.cache_memory_bytes",

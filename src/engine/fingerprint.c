@@ -6,7 +6,7 @@
  *              type, shape, groups, and three samples of 64 bytes (start, middle, end) of its
  *              data, its scales and its biases
  *     context  model, formats of K and V with the versions of their storage order and arithmetic,
- *              exact start, rotation, activations' rounding, centres
+ *              exact start, rotation, activations' rounding, centres, hashes of bases
  *
  * Each is written as text and bytes, starting with a version, and hashed by XXH3 to 64 bits. Not
  * included: threads, chunks and the budget, which change no bit, and the tier, which changes float
@@ -164,6 +164,22 @@ static bool put_centres(struct text_buf *b, const struct key_centre *c) {
            text_append(b, (const char *)c->pairs, c->first[heads] * sizeof *c->pairs);
 }
 
+/* Their hashes: the matrices may be a hundred megabytes. */
+static bool put_bases(struct text_buf *b, const struct kvasir_context *c) {
+    for (uint32_t g = 0; g < c->n_groups; g++) {
+        const struct key_basis *basis = c->options.shapes[g].basis;
+        if (!basis)
+            continue;
+        const size_t bytes = key_basis_values(basis) * sizeof(float);
+        const XXH128_hash_t hashes[] = {XXH3_128bits(basis->inverse, bytes),
+                                        XXH3_128bits(basis->forward, bytes)};
+        if (!text_printf(b, "basis %u\n", g) ||
+            !text_append(b, (const char *)hashes, sizeof hashes))
+            return false;
+    }
+    return true;
+}
+
 bool fingerprint_put_context(struct text_buf *b, const struct kvasir_context *c,
                              const char *model) {
     const struct kv_cache_options *o = &c->options.cache;
@@ -180,7 +196,8 @@ bool fingerprint_put_context(struct text_buf *b, const struct kvasir_context *c,
                            v.scalar) &&
                (k.kind == KV_ROWS || text_printf(b, "kind %d %d\n", k.kind, v.kind));
     }
-    return good && put_variant(b, c) && put_centres(b, c->centres ? &c->centres->centre : NULL);
+    return good && put_variant(b, c) && put_centres(b, c->centres ? &c->centres->centre : NULL) &&
+           put_bases(b, c);
 }
 
 kvasir_status context_fingerprint(const struct kvasir_context *c, uint64_t *out,

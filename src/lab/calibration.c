@@ -193,14 +193,14 @@ static kvasir_status calibrate(struct calibration *c, const kvasir_model *m,
             return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
     }
     struct centres *chosen = NULL;
-    TRY(centres_choose(&c->stats, m->model, &chosen, err));
+    TRY(centres_choose(&c->stats, m->model, false, &chosen, err));
     double heads = (double)c->config->n_layers * c->config->kv_heads;
     *out = (lab_calibration){.tokens = (uint32_t)c->n - SINKS,
                              .rotary_pairs = c->stats.n,
                              .pairs = chosen ? chosen->first[(size_t)heads] / heads : 0};
     centres_destroy(chosen);
     struct text_buf file = {0};
-    TRY(centre_file_write(&c->stats, m->id, out->tokens, &file, err));
+    TRY(centre_file_write(m->model, m->id, &c->stats, NULL, out->tokens, &file, err));
     out->file = file.data;
     out->size = file.len;
     return KVASIR_OK;

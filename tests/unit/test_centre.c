@@ -193,14 +193,14 @@ static void test_choosing(void **state) {
     struct key_stats s;
     struct centres *c;
     flat_stats(&s, m);
-    need(centres_choose(&s, m->model, &c, &err));
+    need(centres_choose(&s, m->model, false, &c, &err));
     assert_null(c); /* nothing to subtract */
 
     mean_at(&s, 1, 3)[0] = -5;
     mean_at(&s, 1, 2)[1] = 4;
     mean_at(&s, 0, 0)[0] = 0.5f; /* less than the spread */
     mean_at(&s, 0, 1)[0] = NAN;
-    need(centres_choose(&s, m->model, &c, &err));
+    need(centres_choose(&s, m->model, false, &c, &err));
     assert_non_null(c);
     assert_int_equal(c->first[1], 0);
     assert_int_equal(c->first[2], 2);
@@ -219,7 +219,7 @@ static void test_choosing(void **state) {
             mean_at(&s, head, j)[0] = head == 0 ? 1000 : 100 - (float)j;
             s.rms[head * s.n + j] = head == 0 ? 500 : 1;
         }
-    need(centres_choose(&s, m->model, &c, &err));
+    need(centres_choose(&s, m->model, false, &c, &err));
     assert_non_null(c);
     size_t taken = c->first[heads];
     assert_int_equal(taken, heads * s.n / 8); /* the budget: an eighth of all pairs */
@@ -232,48 +232,165 @@ static void test_choosing(void **state) {
     kvasir_model_close(m);
 }
 
+/* If a tile holds its mean apart, only what turns within the tile counts. */
+static void test_choosing_turning(void **state) {
+    (void)state;
+    kvasir_model *m = open_tiny("llama");
+    struct key_stats s;
+    struct centres *c;
+    double w[ROPE_PAIRS_MAX];
+    flat_stats(&s, m);
+    (void)model_inv_freq(m->model, 0, 0, w);
+    const uint32_t slow = s.n - 1;
+    const double half = TILE_TOKENS * w[slow] / 2, part = sqrt(1 - pow(sin(half) / half, 2));
+    assert_true(part < 0.1);
+    mean_at(&s, 1, 0)[0] = 1.1f;                    /* turns many times in a tile */
+    mean_at(&s, 1, slow)[1] = (float)(0.99 / part); /* many spreads, but hardly turns */
+    mean_at(&s, 2, slow)[1] = (float)(-1.01 / part);
+    need(centres_choose(&s, m->model, true, &c, &err));
+    assert_int_equal(c->first[s.layers * s.kv_heads], 2);
+    assert_int_equal(c->first[2], 1);
+    assert_int_equal(c->pairs[0].pair, 0);
+    assert_int_equal(c->pairs[1].pair, slow);
+    assert_true(c->pairs[1].c2 < 0); /* the whole constant is taken off, not a part */
+    assert_true(fabs((double)c->pairs[1].c2 * part + 1.01) < 1e-5);
+    centres_destroy(c);
+    need(centres_choose(&s, m->model, false, &c, &err));
+    assert_int_equal(c->first[s.layers * s.kv_heads], 3);
+    centres_destroy(c);
+    key_stats_deinit(&s);
+    kvasir_model_close(m);
+}
+
 /* ---- the file -------------------------------------------------------------------------------- */
 
 static struct temp_folder folder;
 
-static kvasir_status read_back(const char *data, size_t size, uint64_t id, struct key_stats *s) {
-    return centre_file_read(temp_write(&folder, "c.safetensors", data, size), id, s, &err);
+/* A model and what is written and read of it. */
+struct written {
+    kvasir_model *m;
+    struct key_stats s, back;
+    struct key_bases b, back_b;
+    bool based;
+    struct text_buf file;
+};
+enum { ID = 0x1234567 };
+
+static void written_make(struct written *w, const char *model, bool based) {
+    uint64_t seed = 5;
+    *w = (struct written){.m = open_tiny(model), .based = based};
+    need(key_stats_init(&w->s, w->m->model, &err));
+    need(key_stats_init(&w->back, w->m->model, &err));
+    fill_random(w->s.mean, (size_t)w->s.layers * w->s.kv_heads * w->s.n * 2);
+    if (based) {
+        need(key_bases_init(&w->b, w->m->model, &err));
+        random_bases(&w->b, &seed);
+    }
+}
+
+static void write_again(struct written *w) {
+    text_free(&w->file);
+    need(centre_file_write(w->m->model, ID, &w->s, w->based ? &w->b : NULL, 99, &w->file, &err));
+}
+
+static kvasir_status read_back(struct written *w, size_t size, uint64_t id) {
+    const char *path = temp_write(&folder, "c.safetensors", w->file.data, size);
+    key_bases_deinit(&w->back_b);
+    return centre_file_read(path, w->m->model, id, &w->back, &w->back_b, &err);
+}
+
+static void written_free(struct written *w) {
+    key_stats_deinit(&w->s);
+    key_stats_deinit(&w->back);
+    key_bases_deinit(&w->b);
+    key_bases_deinit(&w->back_b);
+    text_free(&w->file);
+    kvasir_model_close(w->m);
+}
+
+static void check_file(const char *model, bool based) {
+    struct written w;
+    written_make(&w, model, based);
+    write_again(&w);
+    const size_t pairs = (size_t)w.s.layers * w.s.kv_heads * w.s.n;
+    need(read_back(&w, w.file.len, ID));
+    assert_memory_equal(w.s.mean, w.back.mean, 2 * pairs * sizeof *w.s.mean);
+    assert_memory_equal(w.s.rms, w.back.rms, pairs * sizeof *w.s.rms);
+    assert_int_equal(w.b.n_groups, w.back_b.n_groups);
+    assert_int_equal(w.b.n, w.back_b.n);
+    if (based)
+        assert_memory_equal(w.b.values, w.back_b.values, w.b.n * sizeof *w.b.values);
+    /* who wants no bases takes the same means */
+    const char *path = temp_write(&folder, "c.safetensors", w.file.data, w.file.len);
+    need(centre_file_read(path, w.m->model, ID, &w.back, NULL, &err));
+    assert_memory_equal(w.s.mean, w.back.mean, 2 * pairs * sizeof *w.s.mean);
+    assert_int_equal(read_back(&w, w.file.len, ID + 1), KVASIR_ERR_ARGUMENT);
+    assert_non_null(strstr(err.text, "another model"));
+
+    /* refused, although the checksum is right */
+    float *values[] = {w.s.mean, w.s.rms, w.b.values};
+    for (int i = 0; i < 3; i++) {
+        if ((i < 2 && !pairs) || (i == 2 && !based))
+            continue;
+        const float good = values[i][3];
+        values[i][3] = i ? NAN : INFINITY;
+        write_again(&w);
+        assert_int_equal(read_back(&w, w.file.len, ID), KVASIR_ERR_FORMAT);
+        assert_non_null(strstr(err.text, "finite"));
+        values[i][3] = good;
+    }
+    written_free(&w);
+}
+
+static void check_damage(bool based) {
+    struct written w;
+    written_make(&w, "llama", based);
+    write_again(&w);
+    const size_t step = 1 + w.file.len / 500;
+    for (size_t i = 0; i < w.file.len; i += i < 64 ? 1 : step)
+        assert_int_not_equal(read_back(&w, i, ID), KVASIR_OK);
+    for (size_t i = 0; i < w.file.len; i += i < 1024 ? 1 : step) {
+        w.file.data[i] ^= (char)(1 << i % 8);
+        if (read_back(&w, w.file.len, ID) == KVASIR_OK)
+            fail_msg("byte %zu of %zu flipped, and taken", i, w.file.len);
+        w.file.data[i] ^= (char)(1 << i % 8);
+    }
+    written_free(&w);
 }
 
 static void test_file(void **state) {
     (void)state;
-    kvasir_model *m = open_tiny("llama");
-    struct key_stats s, back;
-    struct text_buf file = {0};
-    flat_stats(&s, m);
-    need(key_stats_init(&back, m->model, &err));
-    size_t means = (size_t)s.layers * s.kv_heads * s.n * 2;
-    fill_random(s.mean, means);
-    need(centre_file_write(&s, 0x0123456789abcdef, 99, &file, &err));
-    need(read_back(file.data, file.len, 0x0123456789abcdef, &back));
-    assert_memory_equal(s.mean, back.mean, means * sizeof *s.mean);
-    assert_memory_equal(s.rms, back.rms, means / 2 * sizeof *s.rms);
+    check_file("llama", false);
+    check_file("llama", true);
+    check_file("gemma4_full", true); /* no means; head sizes differ by layer */
+    check_file("gemma4_shared", true);
+    check_file("qwen3_next", true);
+    check_damage(false);
+    check_damage(true);
+}
 
-    assert_int_equal(read_back(file.data, file.len, 7, &back), KVASIR_ERR_ARGUMENT);
-    assert_non_null(strstr(err.text, "another model"));
-    for (size_t i = 0; i < file.len; i += 1 + i / 64) /* every short length, then fewer and fewer */
-        assert_int_not_equal(read_back(file.data, i, 0x0123456789abcdef, &back), KVASIR_OK);
-    for (size_t i = 0; i < file.len; i += 1 + i / 512) {
-        file.data[i] ^= (char)(1 << i % 8);
-        if (read_back(file.data, file.len, 0x0123456789abcdef, &back) == KVASIR_OK)
-            fail_msg("byte %zu of %zu flipped, and taken", i, file.len);
-        file.data[i] ^= (char)(1 << i % 8);
+/* Sizes are those of the model, whatever the file's header says. */
+static void test_other_shape(void **state) {
+    (void)state;
+    struct written llama, gemma;
+    written_make(&llama, "llama", true);
+    written_make(&gemma, "gemma4_full", true);
+    write_again(&llama);
+    write_again(&gemma);
+    struct text_buf file = llama.file;
+    llama.file = gemma.file;
+    gemma.file = file;
+    for (int i = 0; i < 2; i++) {
+        struct written *w = i ? &gemma : &llama;
+        assert_int_equal(read_back(w, w->file.len, ID), KVASIR_ERR_FORMAT);
+        assert_non_null(strstr(err.text, "does not have the model's shape"));
     }
-    text_free(&file);
-
-    s.mean[3] = INFINITY; /* refused, although the checksum is right */
-    need(centre_file_write(&s, 1, 99, &file, &err));
-    assert_int_equal(read_back(file.data, file.len, 1, &back), KVASIR_ERR_FORMAT);
-    assert_non_null(strstr(err.text, "finite"));
-    text_free(&file);
-    key_stats_deinit(&s);
-    key_stats_deinit(&back);
-    kvasir_model_close(m);
+    /* a file without bases of a model without means holds nothing */
+    gemma.based = false;
+    write_again(&gemma);
+    assert_int_equal(read_back(&gemma, gemma.file.len, ID), KVASIR_ERR_FORMAT);
+    written_free(&llama);
+    written_free(&gemma);
 }
 
 /* ---- the flag -------------------------------------------------------------------------------- */
@@ -457,9 +574,10 @@ int main(void) {
     skip_without(TINY "llama/config.json");
     temp_folder_make(&folder);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention), cmocka_unit_test(test_choosing),
-        cmocka_unit_test(test_file),      cmocka_unit_test(test_flag),
-        cmocka_unit_test(test_read_back), cmocka_unit_test(test_requantized),
+        cmocka_unit_test(test_attention),        cmocka_unit_test(test_choosing),
+        cmocka_unit_test(test_choosing_turning), cmocka_unit_test(test_file),
+        cmocka_unit_test(test_other_shape),      cmocka_unit_test(test_flag),
+        cmocka_unit_test(test_read_back),        cmocka_unit_test(test_requantized),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     temp_folder_remove(&folder);
