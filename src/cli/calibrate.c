@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* calibrate.c: `kvasir calibrate`, measures the constant part of a model's keys and writes it next
- * to the model, where --key-centre auto finds it. The file appears only when it is complete. */
+/* calibrate.c: `kvasir calibrate`, measures a model's keys and queries and writes the result beside
+ * the model, where --key-centre auto finds it. The file appears only when it is complete. */
 #include "cli.h"
 
 #include <stdlib.h>
@@ -23,7 +23,7 @@ static const struct option OPTIONS[] = {
     {.name = "--out", .alias = "-o", .value = "FILE", .kind = OPTION_TEXT, ROW(out),
      .shown = "next to the model, where auto finds it", .help = "calibration file to write"},
     {.name = "--tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(tokens),
-     .initial = "512", .min = 64, .max = 8192, .help = "run the first N tokens of the text"},
+     .initial = "512", .min = 128, .max = 8192, .help = "run the first N tokens of the text"},
     {.name = "--threads", .value = "N", .kind = OPTION_INT, ROW(threads), .shown = "one per core",
      .max = 1024, .help = "number of threads"},
     {.name = "--cpu-tier", .value = "TIER", .kind = OPTION_TEXT, ROW(cpu_tier), .initial = "auto",
@@ -45,7 +45,8 @@ static const struct command COMMAND = {
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
     .details =
         "If a model has no key biases, --key-centre auto (the default) uses the file next to "
-        "it.\n--key-centre FILE uses that calibration file.",
+        "it.\n--key-centre FILE uses that calibration file.\n"
+        "The file also has a basis for each KV head, which balances its keys with its queries.",
 };
 
 struct run {
@@ -93,13 +94,19 @@ static int tell(const struct run *r, const char *path) {
         put_whole(o, "tokens", c->tokens);
         put_whole(o, "rotary_pairs", c->rotary_pairs);
         put_real(o, "pairs_per_head", c->pairs);
+        put_whole(o, "heads", c->heads);
+        put_real(o, "gain", c->gain);
         return json_print(&COMMAND, o);
     }
-    if (!r->a->quiet)
+    if (r->a->quiet)
+        return EXIT_GOOD;
+    fprintf(stderr, "%s: bases of %u heads from %u tokens", path, c->heads, c->tokens);
+    if (c->rotary_pairs)
         fprintf(stderr,
-                "%s: means of %u tokens; --key-centre with this file centres %.1f of %u rotary "
-                "pairs a head on average\n",
-                path, c->tokens, c->pairs, c->rotary_pairs);
+                ", and means; --key-centre with this file centres %.1f of %u rotary pairs a head "
+                "on average",
+                c->pairs, c->rotary_pairs);
+    fprintf(stderr, "\n");
     return EXIT_GOOD;
 }
 

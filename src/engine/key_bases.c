@@ -22,7 +22,7 @@ kvasir_status key_bases_init(struct key_bases *b, const struct model *m, kvasir_
         b->n += 2 * key_basis_values(&b->group[g]);
     }
     b->values = mem_calloc(b->n, sizeof *b->values);
-    if (!b->values) {
+    if (b->n && !b->values) {
         *b = (struct key_bases){0};
         return fail(err, KVASIR_ERR_MEMORY, "bases of keys: out of memory");
     }

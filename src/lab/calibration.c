@@ -1,24 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* calibration.c: lab_calibrate measures the constant part of a model's keys on a few hundred
- * tokens.
+/* calibration.c: lab_calibrate measures a model's keys and queries on a few hundred tokens.
  *
- *     text -> tokens -> the model over f32 pages -> K after RoPE, read back head by head
- *          -> turned back to before RoPE -> mean and spread per (layer, KV head, pair)
+ *     text -> tokens -> the model over f32 pages -> keys and queries after RoPE (moments.h)
+ *          -> keys turned back to before RoPE -> mean and spread per (layer, KV head, pair)
+ *          -> keys less centre and tile mean  -> moments -> basis per (layer, KV head) (balance.h)
  *
- * The first tokens are left out: models make attention sinks of them, whose keys are unlike all
- * others. Sums are in double, one head at a time; apart from the cache of the tokens, nothing here
- * grows with the model.
+ * A model whose layers differ in what they cache or how they rotate has bases, but no means. Sums
+ * are in double, one head at a time. Keys of all tokens are held, as in the cache beside them.
  */
+#include <math.h>
 #include <string.h>
 
 #include "engine/centre.h"
+#include "lab/balance.h"
 #include "lab/lab.h"
+#include "lab/moments.h"
 
 enum {
     TOKENS_DEFAULT = 512,
     TOKENS_MAX = 8192,
-    TOKENS_MIN = 64, /* fewer give no useful mean */
-    SINKS = 4,
+    TOKENS_MIN = 2 * TILE_TOKENS, /* so that a tile is left for the moments */
+    HEADS_A_ROUND = 4,            /* per worker: Ctrl-C is noticed between rounds */
 };
 
 /* Our own text: prose, speech, a list, numbers and code, so that the means fit all of them. */
@@ -70,29 +72,34 @@ static const char TEXT[] =
     "want of a second estimate.\n";
 
 struct calibration {
+    const kvasir_model *m;
     const struct model_config *config;
+    struct moments seen;
     kvasir_context *ctx;
     kvasir_seq *seq;
     int32_t *ids;
     size_t n; /* tokens to run */
     struct key_stats stats;
+    struct key_bases bases;
     double *turns; /* [n][pairs][2] cos and sin for each position and pair */
-    float *keys;   /* [TILE_TOKENS][head_dim] */
     double *sums;  /* [pairs][3] sums of both dims, and of their squares */
 };
 
-static kvasir_status take_tokens(struct calibration *c, const kvasir_model *m,
-                                 const lab_calibrate_options *o, kvasir_error *err) {
+static kvasir_status no_memory(kvasir_error *err) {
+    return fail(err, KVASIR_ERR_MEMORY, "calibration: out of memory");
+}
+
+/* ---- the run --------------------------------------------------------------------------------- */
+
+static kvasir_status take_tokens(struct calibration *c, const lab_calibrate_options *o,
+                                 kvasir_error *err) {
     uint32_t most = o->tokens ? o->tokens : TOKENS_DEFAULT;
     const char *text = o->text ? o->text : TEXT;
     if (most < TOKENS_MIN || most > TOKENS_MAX)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "calibrate.tokens",
                           "%u is not between %d and %d", most, TOKENS_MIN, TOKENS_MAX);
-    TRY(kvasir_tokenize(kvasir_model_tokenizer(m), text, o->text ? o->len : strlen(TEXT),
+    TRY(kvasir_tokenize(kvasir_model_tokenizer(c->m), text, o->text ? o->len : strlen(TEXT),
                         KVASIR_TOKENIZE_ADD_SPECIAL, &c->ids, &c->n, err));
-    /* a window has dropped keys further back than its length */
-    if (c->config->window && c->config->window < most)
-        most = c->config->window;
     c->n = c->n < most ? c->n : most;
     if (c->n < TOKENS_MIN)
         return fail(err, KVASIR_ERR_ARGUMENT,
@@ -100,41 +107,54 @@ static kvasir_status take_tokens(struct calibration *c, const kvasir_model *m,
     return KVASIR_OK;
 }
 
-static kvasir_status run_tokens(struct calibration *c, const kvasir_model *m,
-                                const lab_calibrate_options *o, kvasir_error *err) {
+/* A CPU's backend, so that what is measured does not depend on who has a GPU. */
+static kvasir_status make_context(struct calibration *c, const lab_calibrate_options *o,
+                                  kvasir_error *err) {
     kvasir_context_options options = kvasir_context_defaults();
+    struct backend_cpu_options cpu;
+    struct backend *backend;
     options.kv_bits = "f32";
     options.key_centre = "off";
     options.ctx = (uint32_t)c->n;
-    options.prefill_chunk = 64; /* Ctrl-C is noticed between steps */
+    options.prefill_chunk = TILE_TOKENS; /* Ctrl-C is noticed between steps */
     options.threads = o->threads;
-    options.device = "cpu"; /* so that a model's centres do not depend on who has a GPU */
     if (o->cpu_tier)
         options.cpu_tier = o->cpu_tier;
-    TRY(kvasir_context_create(m, &options, &c->ctx, err));
+    TRY(options_backend(&options, &cpu, err));
+    TRY(backend_cpu_create(&backend, &cpu, err));
+    kvasir_status status = moments_begin(&c->seen, c->m->model, backend, (uint32_t)c->n, err);
+    if (status != KVASIR_OK) {
+        backend_destroy(backend);
+        return status;
+    }
+    return context_create_take(c->m, &options, backend, &c->ctx, err);
+}
+
+static kvasir_status run_tokens(struct calibration *c, const lab_calibrate_options *o,
+                                kvasir_error *err) {
+    TRY(make_context(c, o, err));
     TRY(kvasir_seq_create(c->ctx, &c->seq, err));
     kvasir_eval_options eval = {
         .struct_size = sizeof(kvasir_eval_options), .on_progress = o->on_progress, .user = o->user};
     return kvasir_seq_eval(c->seq, c->ids, c->n, &eval, err);
 }
 
-static kvasir_status make_buffers(struct calibration *c, const struct model *m, kvasir_error *err) {
-    TRY(key_stats_init(&c->stats, m, err));
-    uint32_t pairs = c->stats.n;
-    double *inv_freq = mem_calloc(pairs, sizeof *inv_freq);
+/* ---- means and spreads ----------------------------------------------------------------------- */
+
+static kvasir_status make_turns(struct calibration *c, kvasir_error *err) {
+    const uint32_t pairs = c->stats.n;
+    double inv_freq[ROPE_PAIRS_MAX];
     c->turns = mem_calloc(c->n * pairs, 2 * sizeof *c->turns);
-    c->keys = mem_calloc((size_t)TILE_TOKENS * c->config->head_dim, sizeof *c->keys);
     c->sums = mem_calloc(pairs, 3 * sizeof *c->sums);
-    bool good = inv_freq && c->turns && c->keys && c->sums;
-    if (good)
-        (void)model_inv_freq(m, 0, 0, inv_freq);
-    for (size_t p = 0; good && p < c->n; p++)
+    if (!c->turns || !c->sums)
+        return no_memory(err);
+    (void)model_inv_freq(c->m->model, 0, 0, inv_freq);
+    for (size_t p = 0; p < c->n; p++)
         for (uint32_t j = 0; j < pairs; j++) {
             double *turn = c->turns + (p * pairs + j) * 2;
             m_sincos((double)p * inv_freq[j], &turn[1], &turn[0]);
         }
-    mem_free(inv_freq);
-    return good ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "calibration: out of memory");
+    return KVASIR_OK;
 }
 
 static void add_key(struct calibration *c, size_t position, const float *key) {
@@ -149,20 +169,14 @@ static void add_key(struct calibration *c, size_t position, const float *key) {
     }
 }
 
-static kvasir_status measure_head(struct calibration *c, uint32_t layer, uint32_t head,
-                                  kvasir_error *err) {
+static void measure_head(struct calibration *c, uint32_t layer, uint32_t head) {
     uint32_t pairs = c->stats.n, dim = c->config->head_dim;
-    _Static_assert(SINKS < TOKENS_MIN, "tokens are left after the sinks");
+    _Static_assert((int)SINKS < (int)TOKENS_MIN, "tokens are left after the sinks");
     ASSERT(layer < c->stats.layers && head < c->stats.kv_heads && 2 * pairs <= dim);
+    const float *keys = moments_keys(&c->seen, model_kv_place(c->m->model, layer), head);
     memset(c->sums, 0, pairs * 3 * sizeof *c->sums);
-    for (size_t first = SINKS; first < c->n;) {
-        size_t n = c->n - first < TILE_TOKENS ? c->n - first : TILE_TOKENS;
-        TRY(kvasir_seq_read_kv(c->seq, KVASIR_PART_K, layer, head, (uint32_t)first, (uint32_t)n,
-                               c->keys, err));
-        for (size_t i = 0; i < n; i++)
-            add_key(c, first + i, c->keys + i * dim);
-        first += n;
-    }
+    for (size_t p = SINKS; p < c->n; p++)
+        add_key(c, p, keys + p * dim);
     double n = (double)(c->n - SINKS);
     size_t at = ((size_t)layer * c->config->kv_heads + head) * pairs;
     for (uint32_t j = 0; j < pairs; j++) {
@@ -172,50 +186,202 @@ static kvasir_status measure_head(struct calibration *c, uint32_t layer, uint32_
         c->stats.mean[2 * (at + j) + 1] = (float)m2;
         c->stats.rms[at + j] = (float)m_sqrt(spread > 0 ? spread / 2 : 0);
     }
+}
+
+/* Of a model whose keys are alike. */
+static kvasir_status measure_means(struct calibration *c, kvasir_error *err) {
+    TRY(make_turns(c, err));
+    for (uint32_t layer = 0; layer < c->stats.layers; layer++)
+        for (uint32_t head = 0; head < c->stats.kv_heads; head++)
+            measure_head(c, layer, head);
     return KVASIR_OK;
 }
 
-static kvasir_status calibrate(struct calibration *c, const kvasir_model *m,
-                               const lab_calibrate_options *o, lab_calibration *out,
-                               kvasir_error *err) {
-    c->config = model_config(m->model);
-    if (!model_keys_alike(m->model))
-        return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "keys of a %s model cannot be centred: its layers differ in cache or RoPE",
-                    c->config->arch);
-    TRY(take_tokens(c, m, o, err));
-    TRY(run_tokens(c, m, o, err));
-    TRY(make_buffers(c, m->model, err));
-    for (uint32_t layer = 0; layer < c->config->n_layers; layer++) {
-        for (uint32_t head = 0; head < c->config->kv_heads; head++)
-            TRY(measure_head(c, layer, head, err));
-        if (o->on_progress && !o->on_progress(o->user, c->n, c->n))
+/* ---- bases ----------------------------------------------------------------------------------- */
+
+/* A worker's memory. */
+struct desk {
+    double *keys, *queries; /* [dim][dim] */
+    double *scratch;        /* of balance_head */
+    float *tile;            /* [TILE_TOKENS][dim] */
+};
+struct balancing {
+    const struct calibration *c;
+    const struct key_centre *centre; /* or NULL */
+    struct desk *desks;              /* [workers] */
+    size_t first, n;                 /* heads of this round, of all groups */
+    double *gain;                    /* [n]; NaN: there is no basis */
+};
+
+/* The place of a head, counted over all groups, and its number there. */
+static struct kv_place place_of(const struct key_bases *b, size_t number, uint32_t *head) {
+    struct kv_place place = {0};
+    for (;; place.group++) {
+        ASSERT(place.group < b->n_groups);
+        const struct key_basis *g = &b->group[place.group];
+        const size_t heads = (size_t)g->layers * g->kv_heads;
+        if (number < heads) {
+            place.layer = (uint32_t)(number / g->kv_heads);
+            *head = (uint32_t)(number % g->kv_heads);
+            return place;
+        }
+        number -= heads;
+    }
+}
+
+/* False: a value is not finite. */
+static bool round_matrix(const double *from, size_t n, float *to) {
+    bool good = true;
+    for (size_t i = 0; i < n; i++) {
+        to[i] = (float)from[i];
+        good &= isfinite(to[i]);
+    }
+    return good;
+}
+
+static void balance_one(void *ctx, size_t item, int worker) {
+    struct balancing *w = ctx;
+    const struct key_bases *b = &w->c->bases;
+    const struct desk *desk = &w->desks[worker];
+    uint32_t head;
+    const struct kv_place place = place_of(b, w->first + item, &head);
+    const struct layer_basis layer = key_bases_of(b, place);
+    const uint32_t dim = b->group[place.group].head_dim;
+    const size_t n = (size_t)dim * dim;
+    double gain;
+    moments_of_keys(&w->c->seen, place, head, w->centre, desk->tile, desk->keys);
+    moments_of_queries(&w->c->seen, place, head, desk->queries);
+    const bool good = balance_head(dim, desk->keys, desk->queries, desk->scratch, &gain) &&
+                      round_matrix(desk->keys, n, layer.inverse + head * n) &&
+                      round_matrix(desk->queries, n, layer.forward + head * n);
+    w->gain[w->first + item] = good ? gain : (double)NAN;
+}
+
+static bool make_desks(struct balancing *w, uint32_t workers) {
+    uint32_t dim = 0;
+    for (uint32_t g = 0; g < w->c->bases.n_groups; g++)
+        dim = max_u32(dim, w->c->bases.group[g].head_dim);
+    w->desks = mem_calloc(workers, sizeof *w->desks);
+    for (uint32_t i = 0; w->desks && i < workers; i++) {
+        struct desk *d = &w->desks[i];
+        d->keys = mem_calloc((size_t)dim * dim, sizeof *d->keys);
+        d->queries = mem_calloc((size_t)dim * dim, sizeof *d->queries);
+        d->scratch = mem_calloc(balance_scratch(dim), sizeof *d->scratch);
+        d->tile = mem_calloc((size_t)TILE_TOKENS * dim, sizeof *d->tile);
+        if (!d->keys || !d->queries || !d->scratch || !d->tile)
+            return false;
+    }
+    return w->desks != NULL;
+}
+
+static void free_desks(struct balancing *w, uint32_t workers) {
+    for (uint32_t i = 0; w->desks && i < workers; i++) {
+        mem_free(w->desks[i].keys);
+        mem_free(w->desks[i].queries);
+        mem_free(w->desks[i].scratch);
+        mem_free(w->desks[i].tile);
+    }
+    mem_free(w->desks);
+}
+
+/* All heads, on the context's threads. */
+static kvasir_status run_rounds(struct balancing *w, const lab_calibrate_options *o,
+                                uint32_t workers, kvasir_error *err) {
+    struct backend *b = w->c->ctx->backend;
+    const size_t most = (size_t)HEADS_A_ROUND * workers;
+    for (w->first = 0; w->first < w->n; w->first += most) {
+        const size_t items = min_size(w->n - w->first, most);
+        b->ops->host_run(b, items, balance_one, w);
+        for (size_t i = w->first; i < w->first + items; i++)
+            if (!isfinite(w->gain[i]))
+                return fail(err, KVASIR_ERR_FORMAT,
+                            "the model's keys or queries are not finite numbers");
+        if (o->on_progress && !o->on_progress(o->user, w->c->n, w->c->n))
             return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
     }
-    struct centres *chosen = NULL;
-    TRY(centres_choose(&c->stats, m->model, false, &chosen, err));
-    double heads = (double)c->config->n_layers * c->config->kv_heads;
-    *out = (lab_calibration){.tokens = (uint32_t)c->n - SINKS,
-                             .rotary_pairs = c->stats.n,
-                             .pairs = chosen ? chosen->first[(size_t)heads] / heads : 0};
-    centres_destroy(chosen);
+    return KVASIR_OK;
+}
+
+/* Of keys as pages would hold them: less the centre that a format of tiles has. */
+static kvasir_status measure_bases(struct calibration *c, const lab_calibrate_options *o,
+                                   lab_calibration *out, kvasir_error *err) {
+    const uint32_t workers = c->ctx->device.workers;
+    struct centres *centres = NULL;
+    struct balancing w = {.c = c};
+    double logs = 0;
+    kvasir_status status;
+    TRY(key_bases_init(&c->bases, c->m->model, err));
+    TRY_GOTO(centres_choose(&c->stats, c->m->model, true, &centres, err));
+    w.centre = centres ? &centres->centre : NULL;
+    for (uint32_t g = 0; g < c->bases.n_groups; g++)
+        w.n += (size_t)c->bases.group[g].layers * c->bases.group[g].kv_heads;
+    w.gain = mem_calloc(w.n, sizeof *w.gain);
+    if (!w.gain || !make_desks(&w, workers)) {
+        status = no_memory(err);
+        goto done;
+    }
+    TRY_GOTO(run_rounds(&w, o, workers, err));
+    for (size_t i = 0; i < w.n; i++)
+        logs += m_log(w.gain[i]);
+    out->heads = (uint32_t)w.n;
+    out->gain = m_exp(logs / (double)w.n);
+done:
+    free_desks(&w, workers);
+    mem_free(w.gain);
+    centres_destroy(centres);
+    return status;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static kvasir_status write_file(const struct calibration *c, lab_calibration *out,
+                                kvasir_error *err) {
     struct text_buf file = {0};
-    TRY(centre_file_write(m->model, m->id, &c->stats, NULL, out->tokens, &file, err));
+    TRY(centre_file_write(c->m->model, c->m->id, &c->stats, &c->bases, out->tokens, &file, err));
     out->file = file.data;
     out->size = file.len;
     return KVASIR_OK;
 }
 
+/* How many pairs a context with this file centres. */
+static kvasir_status count_pairs(const struct calibration *c, lab_calibration *out,
+                                 kvasir_error *err) {
+    struct centres *chosen = NULL;
+    TRY(centres_choose(&c->stats, c->m->model, false, &chosen, err));
+    const size_t heads = (size_t)c->stats.layers * c->stats.kv_heads;
+    out->rotary_pairs = c->stats.n;
+    out->pairs = chosen ? (double)chosen->first[heads] / (double)heads : 0;
+    centres_destroy(chosen);
+    return KVASIR_OK;
+}
+
+static kvasir_status calibrate(struct calibration *c, const lab_calibrate_options *o,
+                               lab_calibration *out, kvasir_error *err) {
+    struct kv_shape shapes[CACHE_GROUPS_MAX];
+    if (model_kv_groups(c->m->model, shapes) == 0)
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "the model has no keys: no layer has attention");
+    TRY(take_tokens(c, o, err));
+    TRY(run_tokens(c, o, err));
+    *out = (lab_calibration){.tokens = (uint32_t)c->n - SINKS};
+    TRY(key_stats_init(&c->stats, c->m->model, err));
+    if (c->stats.n)
+        TRY(measure_means(c, err));
+    TRY(measure_bases(c, o, out, err));
+    TRY(count_pairs(c, out, err));
+    return write_file(c, out, err);
+}
+
 kvasir_status lab_calibrate(const kvasir_model *m, const lab_calibrate_options *o,
                             lab_calibration *out, kvasir_error *err) {
-    struct calibration c = {0};
-    kvasir_status status = calibrate(&c, m, o, out, err);
+    struct calibration c = {.m = m, .config = model_config(m->model)};
+    kvasir_status status = calibrate(&c, o, out, err);
     kvasir_seq_destroy(c.seq);
     kvasir_context_destroy(c.ctx);
+    moments_deinit(&c.seen);
     key_stats_deinit(&c.stats);
+    key_bases_deinit(&c.bases);
     mem_free(c.ids);
     mem_free(c.turns);
-    mem_free(c.keys);
     mem_free(c.sums);
     return status;
 }

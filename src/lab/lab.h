@@ -4,7 +4,7 @@
  *   lab_simulate         replays recorded requests through scheduler, prefix tree and page pool
  *                        without a model: what a budget would hit, how long requests would wait
  *   lab_simulate_random  random requests with faults; checks everything after every step
- *   lab_calibrate        measures the constant parts of keys
+ *   lab_calibrate        measures the constant parts of keys, and bases that balance them
  *   lab_kv_bench         memory, error and speed of each cache format
  *   lab_ceiling, lab_run_work
  *                        what a machine can read and multiply, and what a run of a model must
@@ -33,10 +33,15 @@ typedef struct lab_calibration {
     void *file; /* contents of a key_centre file, [size]; kvasir_free */
     size_t size;
     uint32_t tokens;       /* averaged over */
-    uint32_t rotary_pairs; /* of a head */
+    uint32_t rotary_pairs; /* of a head; 0: keys of this model have no centres */
     double pairs;          /* how many of them will be centred, on average */
+    uint32_t heads;        /* KV heads of all layers: each has a basis */
+    /* So many times the squared error of a score is what it is in these bases if keys are rotated
+     * by a Hadamard matrix alone, at equal bits: geometric mean over heads. */
+    double gain;
 } lab_calibration;
-/* Measures the constant part of the model's keys over a text. */
+/* Measures the constant part of the model's keys, and the bases in which keys are balanced, over a
+ * text. */
 kvasir_status lab_calibrate(const kvasir_model *model, const lab_calibrate_options *options,
                             lab_calibration *out, kvasir_error *err);
 /* Path of the file that key_centre "auto" looks for: beside a GGUF file, inside a folder. *path:

@@ -10,6 +10,7 @@ file=model.gguf.key-centre.safetensors
 
 good calibrate -m model.gguf --json -n 128
 [ "$(json tokens) $(json rotary_pairs) $(json file)" = "124 32 $file" ] || die "figures"
+[[ $(json heads) -gt 0 && $(json gain) > 1 ]] || die "bases"
 [ -s "$file" ] || die "no file"
 ls ./*.tmp-* >/dev/null 2>&1 && die "a .tmp file is left"
 
@@ -41,7 +42,7 @@ expect 1 '-o: cannot write no/such/folder' calibrate -m model.gguf -o no/such/fo
 
 # bad files are refused, also if auto finds them
 bad() { expect "$1" "^kvasir generate: --key-centre: .*$2" generate -m model.gguf -p a "${@:3}"; }
-good calibrate -m model.gguf -n 64 -q
+good calibrate -m model.gguf -n 128 -q
 head -c 20000 "$file" >cut
 bad 2 'cut: ' --key-centre cut
 bad 2 'none: No such file' --key-centre none

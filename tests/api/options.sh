@@ -133,7 +133,7 @@ b '--head-dim: 8192 is out of range' --head-dim 8192
 b '-m and -f: one needs the other' -m x
 b '--layers, --heads and --head-dim follow' -m x -f y --layers 3
 expect 2 '^kvasir calibrate: -m: missing' calibrate
-expect 2 '^kvasir calibrate: -n: 63 is out of range' calibrate -m x -n 63
+expect 2 '^kvasir calibrate: -n: 127 is out of range' calibrate -m x -n 127
 expect 1 '^kvasir calibrate: x: No such file' calibrate -m x
 expect 2 '^kvasir info: MODEL: missing' info
 expect 2 '^kvasir info: one MODEL only' info a b
