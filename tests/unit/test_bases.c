@@ -119,6 +119,8 @@ static void test_alike(void **state) {
     assert_true(same(&off, &other));
     assert_false(has_bases(m, "f16", "auto", &other));
     assert_false(other.centred);
+    kvasir_context *ctx; /* the file is no bias */
+    assert_int_equal(context_of(m, "8", "bias", &ctx), KVASIR_ERR_ARGUMENT);
 
     snprintf(path, sizeof path, "%s", write_file(m, "same", 20, true, 1));
     assert_true(has_bases(m, "8", path, &file));
