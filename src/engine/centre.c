@@ -218,7 +218,7 @@ struct wish {
 
 /* The one place that knows which formats store balanced keys. */
 static bool wants_basis(const struct settled *s) {
-    return !kv_format_exact(s->cache.k);
+    return s->cache.k.kind == KV_TILE;
 }
 
 static kvasir_status read_file(const struct kvasir_model *m, const char *path, struct key_stats *s,
@@ -281,12 +281,11 @@ kvasir_status centres_settle(const struct kvasir_model *m, const char *how, stru
                              struct centres **out, struct key_bases **bases, kvasir_error *err) {
     *out = NULL;
     *bases = NULL;
-    const bool tiles = false; /* the format of K encodes whole tiles: none does */
     const bool exact = kv_format_exact(settled->cache.k), based = wants_basis(settled);
     const struct wish wish = {.how = how,
                               .automatic = strcmp(how, "auto") == 0,
                               .bias = strcmp(how, "bias") == 0,
-                              .prefer_file = tiles,
+                              .prefer_file = based,
                               .bases = based ? bases : NULL};
     if (strcmp(how, "off") == 0 || (wish.automatic && exact))
         return KVASIR_OK;
@@ -301,7 +300,7 @@ kvasir_status centres_settle(const struct kvasir_model *m, const char *how, stru
     if (exact) {
         settled_fact(settled, KVASIR_FACT_CENTRE_UNUSED, 0, 0, 0, 0);
     } else if (found) {
-        TRY_GOTO(centres_choose(&stats, m->model, tiles, out, err));
+        TRY_GOTO(centres_choose(&stats, m->model, based, out, err));
         if (*out)
             settled_fact(settled, KVASIR_FACT_CENTRED, source, (*out)->first[heads_of(&stats)],
                          heads_of(&stats), stats.n);

@@ -28,7 +28,12 @@ enum {
 };
 
 static const char *const FORMATS[] = {"f32", "f16", "bf16", "8", "6", "5", "4", "3", "2"};
-enum { N_FORMATS = sizeof FORMATS / sizeof *FORMATS };
+enum { N_FORMATS = sizeof FORMATS / sizeof *FORMATS, FIRST_CODES = 3 };
+
+/* What stands before the bits of both: formats that are encoded when a page is full have "r" or
+ * "t", and codes alone. */
+static const char *const KINDS[] = {"", "r", "t"};
+enum { N_KINDS = sizeof KINDS / sizeof *KINDS };
 
 static const struct shape {
     const char *name, *model;
@@ -51,7 +56,7 @@ static unsigned long cells, refused, differing;
 /* One pair of formats on one shape. */
 struct world {
     const struct shape *shape;
-    const char *k, *v;
+    const char *kind, *k, *v;
     kvasir_model *model;
     kvasir_context *ctx;
     struct prefix_tree *tree;
@@ -64,8 +69,13 @@ struct world {
 static void must(const struct world *w, kvasir_status status, const kvasir_error *err) {
     if (status == KVASIR_OK)
         return;
-    printf("%s, K %s, V %s: %s\n", w->shape->name, w->k, w->v, err->text);
+    printf("%s, K %s%s, V %s: %s\n", w->shape->name, w->kind, w->k, w->v, err->text);
     exit(1);
+}
+
+/* Hits end where a page does if pages are encoded when they are full. */
+static uint32_t hit_length(const struct world *w) {
+    return w->kind[0] ? BASE / TILE_TOKENS * TILE_TOKENS : BASE;
 }
 
 /* ---- beginnings ------------------------------------------------------------------------------ */
@@ -76,7 +86,7 @@ static kvasir_status begin_hit(struct world *w, kvasir_seq **out, kvasir_error *
     TRY(kvasir_seq_create(w->ctx, out, err));
     TRY(tree_resume(w->tree, "", 0, text[0], LENGTH, (*out)->seq, &at, &hit, err));
     tree_close(w->tree, &at);
-    if (hit.length != BASE)
+    if (hit.length != hit_length(w))
         return (fail)(err, KVASIR_ERR_ARGUMENT, "a hit of %u tokens", hit.length);
     return KVASIR_OK;
 }
@@ -87,14 +97,15 @@ static kvasir_status begin_trimmed(struct world *w, kvasir_seq **out, kvasir_err
     return kvasir_seq_trim(*out, BASE, NULL, err);
 }
 
-/* If no class of mlx-lm holds such a cache, requantizes to one that does, and back on loading. */
+/* If no class of mlx-lm holds such a cache, requantizes to one that does, and back on loading. Pages
+ * that are encoded when they are full are written as float16. */
 static kvasir_status begin_from_file(struct world *w, kvasir_seq **out, kvasir_error *err) {
     const char *path = temp_file(&folder, "matrix.safetensors");
     kvasir_prompt_cache *file;
     kvasir_seq *saved;
     TRY(kvasir_seq_fork(w->base, &saved, err));
     kvasir_status status =
-        w->file_holds ? KVASIR_OK : kvasir_seq_requantize(saved, "f32", NULL, err);
+        w->file_holds || w->kind[0] ? KVASIR_OK : kvasir_seq_requantize(saved, "f32", NULL, err);
     if (status == KVASIR_OK)
         status = kvasir_seq_save(saved, path, false, err);
     kvasir_seq_destroy(saved);
@@ -177,8 +188,8 @@ static char run_cells(struct world *w, enum start start, bool in_batch) {
     kvasir_seq_destroy(s);
     cells += 2;
     if (status != KVASIR_OK || (exact && !same)) {
-        printf("%s, K %s, V %s, beginning %d, %s: %s\n", w->shape->name, w->k, w->v, start,
-               in_batch ? "in a batch" : "alone", status ? err.text : "other logits");
+        printf("%s, K %s%s, V %s, beginning %d, %s: %s\n", w->shape->name, w->kind, w->k, w->v,
+               start, in_batch ? "in a batch" : "alone", status ? err.text : "other logits");
         refused += status != KVASIR_OK;
         differing += status == KVASIR_OK;
         return '!';
@@ -197,7 +208,7 @@ static void open_world(struct world *w) {
     kvasir_error err;
     char bits[16];
     uint32_t n;
-    snprintf(bits, sizeof bits, "%s,%s", w->k, w->v);
+    snprintf(bits, sizeof bits, "%s%s,%s", w->kind, w->k, w->v);
     o.kv_bits = bits;
     o.key_centre = "off"; /* mlx-lm's files cannot hold centres */
     o.max_kv_size = w->shape->max_kv_size;
@@ -220,11 +231,15 @@ static void open_world(struct world *w) {
     struct tree_cursor at;
     struct tree_hit hit;
     must(w, tree_resume(w->tree, "", 0, text[0], BASE, w->base->seq, &at, &hit, &err), &err);
-    must(w, kvasir_seq_eval(w->base, text[0], BASE, NULL, &err), &err);
+    const uint32_t first = hit_length(w);
+    must(w, kvasir_seq_eval(w->base, text[0], first, NULL, &err), &err);
+    tree_store(w->tree, &at, w->base->seq, true); /* with the state there */
+    if (first < BASE)
+        must(w, kvasir_seq_eval(w->base, text[0] + first, BASE - first, NULL, &err), &err);
     must(w, kvasir_seq_snapshot(w->base, &err), &err);
     tree_store(w->tree, &at, w->base->seq, true);
     tree_close(w->tree, &at);
-    w->file_holds = is_exact(w->k) == is_exact(w->v);
+    w->file_holds = is_exact(w->k) == is_exact(w->v) && !w->kind[0];
 }
 
 static void close_world(struct world *w) {
@@ -265,31 +280,40 @@ static void print_head(FILE *out) {
             "* `=` the logits are bit for bit those of the same tokens run alone and cold.\n"
             "* `~` it runs, but continues from converted keys and values. Only if a file is "
             "restored and K or V alone is\n  quantized: no class of mlx-lm holds such a cache, so "
-            "it is saved as f32 (`kvasir_seq_requantize`) and converted as\n  it is loaded.\n"
+            "it is saved as f32 (`kvasir_seq_requantize`) and converted as\n  it is loaded; or if "
+            "pages are encoded when they are full (`r`, `t`): their rows are saved as f16.\n"
             "* `!` refused, or other logits. No combination has this mark.\n");
 }
 
-static void print_shape(struct world *w, FILE *out) {
-    char path[512];
-    kvasir_error err;
-    snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, w->shape->model);
-    w->k = w->v = "-";
-    must(w, kvasir_model_open(path, &w->model, &err), &err);
-    fprintf(out, "\n## Cache: %s\n\n| K \\ V |", w->shape->name);
-    for (int v = 0; v < N_FORMATS; v++)
+static void print_table(struct world *w, int first, FILE *out) {
+    fprintf(out, "\n| K \\ V |");
+    for (int v = first; v < N_FORMATS; v++)
         fprintf(out, " %s |", FORMATS[v]);
     fputs("\n|---|", out);
-    for (int v = 0; v < N_FORMATS; v++)
+    for (int v = first; v < N_FORMATS; v++)
         fputs("---|", out);
-    for (int k = 0; k < N_FORMATS; k++) {
-        fprintf(out, "\n| **%s** |", FORMATS[k]);
-        for (int v = 0; v < N_FORMATS; v++) {
+    for (int k = first; k < N_FORMATS; k++) {
+        fprintf(out, "\n| **%s%s** |", w->kind, FORMATS[k]);
+        for (int v = first; v < N_FORMATS; v++) {
             w->k = FORMATS[k];
             w->v = FORMATS[v];
             run_pair(w, out);
         }
     }
     fputc('\n', out);
+}
+
+static void print_shape(struct world *w, FILE *out) {
+    char path[512];
+    kvasir_error err;
+    snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, w->shape->model);
+    w->kind = w->k = w->v = "-";
+    must(w, kvasir_model_open(path, &w->model, &err), &err);
+    fprintf(out, "\n## Cache: %s\n", w->shape->name);
+    for (int kind = 0; kind < N_KINDS; kind++) {
+        w->kind = KINDS[kind];
+        print_table(w, kind ? FIRST_CODES : 0, out);
+    }
     kvasir_model_close(w->model);
 }
 
