@@ -103,8 +103,7 @@ KVASIR_API void kvasir_model_get_info(const kvasir_model *model, kvasir_model_in
  * reads, calls that need it fail with the reason. */
 KVASIR_API kvasir_tokenizer *kvasir_model_tokenizer(const kvasir_model *model);
 
-/* Exact cache bytes of one token in all layers, K and V, for formats as in kvasir_context_options
- * (kv_bits "8,4", kv_group_size "64" or NULL). */
+/* Exact cache bytes of a token, K and V of all layers; formats as in kvasir_context_options. */
 KVASIR_API kvasir_status kvasir_model_kv_bytes(const kvasir_model *model, const char *kv_bits,
                                                const char *kv_group_size, uint64_t *bytes,
                                                kvasir_error *err);
@@ -178,8 +177,7 @@ KVASIR_API kvasir_status kvasir_context_create(const kvasir_model *model,
                                                kvasir_context **out, kvasir_error *err);
 KVASIR_API void kvasir_context_destroy(kvasir_context *ctx); /* after its sequences */
 
-/* Decisions that the options did not state, or that differ from them, with numbers n[0], n[1]
- * ... */
+/* Decisions that the options did not state, or that differ from them; with numbers n[0], n[1] ... */
 #define KVASIR_FACT_MAP(X)                                                                         \
     X(LAYERS_EXACT)    /* layers, head size: no group size fits, so they stay f16; once a group */ \
     X(CHUNK_LOWERED)   /* prefill_chunk as requested, as it is, bytes of a step's row */           \
@@ -195,6 +193,8 @@ KVASIR_API void kvasir_context_destroy(kvasir_context *ctx); /* after its sequen
     X(CENTRE_UNUSED)   /* key_centre has no effect: keys are not quantized */                      \
     X(CENTRE_NOTHING)  /* source (kvasir_centre_source), whose constants are too small to help */  \
     X(CENTRED)         /* source, centred pairs, heads they are in, rotary pairs of a head */      \
+    X(BALANCED)        /* source; keys of tile formats are balanced with their queries */          \
+    X(NOT_BALANCED)    /* keys of tile formats are rotated: there is no calibration file */        \
     X(RUNNING_LOWERED) /* max_running as requested, as it is */
 typedef enum kvasir_fact_kind {
 #define KVASIR_FACT_ENUM(name) KVASIR_FACT_##name,

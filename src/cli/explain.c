@@ -110,6 +110,9 @@ static const char *const SENTENCES[] = {
                                    "small to help",
     [KVASIR_FACT_CENTRED] = "keys are centred by {0:c}: {1/2} of {3} rotary pairs of a head on "
                             "average",
+    [KVASIR_FACT_BALANCED] = "keys are balanced with queries by {0:c}",
+    [KVASIR_FACT_NOT_BALANCED] = "keys are rotated, not balanced: `kvasir calibrate` writes the "
+                                 "file that tile formats are best with",
     [KVASIR_FACT_RUNNING_LOWERED] = "--max-num-seqs {0} is lowered to {1}",
 };
 static const char *const CENTRE_SOURCES[] = {

@@ -307,6 +307,10 @@ kvasir_status centres_settle(const struct kvasir_model *m, const char *how, stru
         else if (!wish.automatic && !*bases)
             settled_fact(settled, KVASIR_FACT_CENTRE_NOTHING, source, 0, 0, 0);
     }
+    if (*bases)
+        settled_fact(settled, KVASIR_FACT_BALANCED, source, 0, 0, 0);
+    else if (based)
+        settled_fact(settled, KVASIR_FACT_NOT_BALANCED, 0, 0, 0, 0);
 done:
     key_stats_deinit(&stats);
     return status;

@@ -80,13 +80,14 @@ static void query_cut(struct query_rows *q, uint32_t head_dim, uint8_t **at) {
 static bool worker_scratch_init(struct worker_scratch *s, const struct backend_limits *limits) {
     const uint32_t head_dim = limits->head_dim;
     const size_t out = (size_t)BLOCK_ROWS * head_dim * sizeof(float),
+                 stored = (size_t)TILE_TOKENS * head_dim * sizeof(float),
                  scores = (size_t)BLOCK_ROWS * SPLIT_TOKENS * sizeof(float),
                  visited = 2 * sizeof(struct split), partial = BLOCK_ROWS * sizeof(struct partial),
                  panel = product_scratch_bytes(max_u32(limits->dim, limits->expert_dim)),
                  term = (size_t)limits->rows * ITEM_OUTPUTS * sizeof(float);
     const size_t total = BASIS_COUNT * query_bytes(head_dim) + scores + visited + 2 * partial +
-                         4 * out + panel + term;
-    enum { PIECES = 4 * BASIS_COUNT + 10 }; /* each is rounded up to 64 bytes */
+                         4 * out + 2 * stored + panel + term;
+    enum { PIECES = 4 * BASIS_COUNT + 12 }; /* each is rounded up to 64 bytes */
     s->memory = mem_alloc_aligned(total + PIECES * 64);
     if (!s->memory)
         return false;
@@ -101,6 +102,8 @@ static bool worker_scratch_init(struct worker_scratch *s, const struct backend_l
     s->all_out = cut(&at, out);
     s->turned = cut(&at, out);
     s->turned_out = cut(&at, out);
+    s->stored = cut(&at, stored);
+    s->stored_plain = cut(&at, stored);
     s->panel = cut(&at, panel);
     s->term = cut(&at, term);
     ASSERT(at <= (uint8_t *)s->memory + total + PIECES * 64);

@@ -70,6 +70,7 @@ struct expert_scratch {
 struct worker_scratch {
     struct query_rows queries[BASIS_COUNT]; /* of up to BLOCK_ROWS rows, in each basis */
     uint32_t packed;             /* bit i: queries[i] are those of the block at hand */
+    float *stored, *stored_plain; /* [TILE_TOKENS][head_dim] rows of a page (kv_store.c) */
     float *turned;               /* [BLOCK_ROWS][head_dim] rows of q in another basis */
     float *turned_out;           /* [BLOCK_ROWS][head_dim] H times what a split gives */
     float *scores;               /* [BLOCK_ROWS][SPLIT_TOKENS] */

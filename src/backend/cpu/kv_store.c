@@ -38,6 +38,7 @@ struct stored_rows {
     uint32_t head, number, first, n;
     const float *k, *v; /* of the first one; the next is `stride` floats further */
     size_t stride;
+    struct worker_scratch *scratch;
 };
 
 static void encode_rows(const struct store_job *j, const struct stored_rows *r,
@@ -46,13 +47,12 @@ static void encode_rows(const struct store_job *j, const struct stored_rows *r,
         j->b->kernels.encode_row(l, tile, r->first + i, x + i * stride);
 }
 
-/* out [n][dim]: the keys as a page of this layout has them before they are encoded. */
+/* scratch->stored [n][dim]: the keys as a page of this layout has them before they are encoded. */
 static void make_keys(const struct store_job *j, const struct stored_rows *r,
-                      const struct page_layout *l, float *out) {
+                      const struct page_layout *l) {
     const uint32_t dim = l->k.head_dim;
-    float rest[TILE_TOKENS * HEAD_DIM_MAX];
     const bool balanced = l->basis == BASIS_BALANCED;
-    float *plain = balanced ? rest : out;
+    float *out = r->scratch->stored, *plain = balanced ? r->scratch->stored_plain : out;
     ASSERT(!l->centred || j->centre);
     for (uint32_t i = 0; i < r->n; i++) {
         const float *k = r->k + i * r->stride;
@@ -67,12 +67,13 @@ static void make_keys(const struct store_job *j, const struct stored_rows *r,
     }
     if (balanced) {
         const struct key_basis *basis = r->view->basis;
-        j->b->kernels.basis_rows(key_basis_at(basis, basis->inverse, j->layer, r->head), dim, rest,
+        j->b->kernels.basis_rows(key_basis_at(basis, basis->inverse, j->layer, r->head), dim, plain,
                                  dim, r->n, out);
     }
 }
 
-static void make_values(const struct stored_rows *r, uint32_t dim, float *out) {
+static void make_values(const struct stored_rows *r, uint32_t dim) {
+    float *out = r->scratch->stored;
     for (uint32_t i = 0; i < r->n; i++, out += dim) {
         memcpy(out, r->v + i * r->stride, dim * sizeof *out);
         hadamard_rotate(out, dim);
@@ -87,11 +88,10 @@ static void store_whole(const struct store_job *j, const struct stored_rows *r,
     const struct page_layout *s = &r->view->layouts[page->layout];
     uint8_t *shadow = head_tiles(r->view, page, j->layer, r->head);
     const uint32_t dim = l->k.head_dim;
-    float rows[TILE_TOKENS * HEAD_DIM_MAX];
-    make_keys(j, r, l, rows);
-    encode_rows(j, r, &s->k, shadow, rows, dim);
-    make_values(r, dim, rows);
-    encode_rows(j, r, &s->v, shadow + s->k.bytes, rows, dim);
+    make_keys(j, r, l);
+    encode_rows(j, r, &s->k, shadow, r->scratch->stored, dim);
+    make_values(r, dim);
+    encode_rows(j, r, &s->v, shadow + s->k.bytes, r->scratch->stored, dim);
     if (r->first + r->n < TILE_TOKENS)
         return;
     j->b->kernels.encode_tile(&l->k, tiles, &s->k, shadow);
@@ -101,7 +101,6 @@ static void store_whole(const struct store_job *j, const struct stored_rows *r,
 /* An item is all rows that fall into one page, for one head: codes of less than a byte share bytes
  * with other tokens, so no two threads may write the same tile. */
 static void store_item(void *ctx, size_t item, int worker) {
-    (void)worker;
     const struct store_job *j = ctx;
     const uint32_t heads = j->views[0].layouts[0].kv_heads;
     const uint32_t head = (uint32_t)(item % heads), index = (uint32_t)(item / heads);
@@ -116,14 +115,20 @@ static void store_item(void *ctx, size_t item, int worker) {
                    end = min_u32((number + 1) * TILE_TOKENS, seq->pos + seq->rows);
     const size_t dim = l->k.head_dim,
                  at = ((size_t)(seq->row + first - seq->pos) * heads + head) * dim;
-    const struct stored_rows r = {view,        head,      number,    first % TILE_TOKENS,
-                                  end - first, j->k + at, j->v + at, heads * dim};
-    float keys[TILE_TOKENS * HEAD_DIM_MAX];
+    const struct stored_rows r = {.view = view,
+                                  .head = head,
+                                  .number = number,
+                                  .first = first % TILE_TOKENS,
+                                  .n = end - first,
+                                  .k = j->k + at,
+                                  .v = j->v + at,
+                                  .stride = heads * dim,
+                                  .scratch = &j->b->scratch[worker]};
     if (page_is_whole(l)) {
         store_whole(j, &r, l, tiles);
     } else if (l->centred) {
-        make_keys(j, &r, l, keys);
-        encode_rows(j, &r, &l->k, tiles, keys, dim);
+        make_keys(j, &r, l);
+        encode_rows(j, &r, &l->k, tiles, r.scratch->stored, dim);
         encode_rows(j, &r, &l->v, tiles + l->k.bytes, r.v, r.stride);
     } else {
         encode_rows(j, &r, &l->k, tiles, r.k, r.stride);
