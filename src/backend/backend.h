@@ -58,9 +58,9 @@ enum {
 
 /* ---- plain data that cache/ hands to the backend --------------------------------------------- */
 
-/* The basis that rows of a page are in. q . k = (M^T q) . (M^-1 k) for any invertible M, and H H = 1
- * for an orthonormal Hadamard matrix H, so a basis changes no score and no output, but which errors
- * codes make: spread over all dims, or where queries notice them least. */
+/* The basis that rows of a page are in. q . k = (M^T q) . (M^-1 k) for any invertible M, and
+ * H H = 1 for an orthonormal Hadamard matrix H, so a basis changes no score and no output, but what
+ * errors codes make: spread over all dims, or where queries notice them least. */
 enum page_basis {
     BASIS_PLAIN,    /* k, v */
     BASIS_HADAMARD, /* H k, H v */

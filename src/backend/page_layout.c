@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page_layout.c: how a page is cut, what its centred keys lack, which basis its rows are in, and its
- * rows in another layout. The same on every backend, so that moving a page is a copy.
+/* page_layout.c: how a page is cut, what its centred keys lack, which basis its rows are in, and
+ * its rows in another layout. The same on every backend, so that moving a page is a copy.
  *
  *     page:  | layer 0                                           | layer 1 ... | to 4 KiB |
  *            | head 0: K tile | V tile | head 1: K tile | V tile |

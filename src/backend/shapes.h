@@ -27,7 +27,7 @@ enum gate_kind {
 };
 enum { SWIGLU_LIMIT = 7 }; /* of GATE_SWIGLU_CLAMPED */
 
-/* ---- bases of rows (struct key_basis of backend.h; page_layout.c) ------------------------------ */
+/* ---- bases of rows (struct key_basis of backend.h; page_layout.c) ---------------------------- */
 
 /* y = x . matrix for one row of one head. The definition, in double. */
 void key_basis_apply(const float *matrix, uint32_t head_dim, const float *x, float *y);

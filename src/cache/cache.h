@@ -35,8 +35,8 @@
  *   CACHE-8  A sequence's state (recurrent layers) is the one after its last committed token. It is
  *            written only while that sequence alone holds it. Snapshots and forks share it; the
  *            next step copies it first. So what a snapshot holds never changes.
- *   CACHE-9  A page that is encoded when it is full is all zeros before; its rows are in a shadow, a
- *            page of its own in the same budget (seq_shadow.c).
+ *   CACHE-9  A page that is encoded when it is full is all zeros before; its rows are in a shadow,
+ *            a page of its own in the same budget (seq_shadow.c).
  *
  * Everything here runs on the one thread that owns the cache. After seq_create and seq_reserve only
  * seq_fork, seq_snapshot and seq_requantize allocate, and these are no part of a step.
@@ -229,9 +229,9 @@ uint64_t seq_bytes_16bit(const struct kv_seq *s);
 void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view);
 /* The state as a step sees it, likewise. Only if the cache has state_bytes. */
 void seq_state(const struct kv_seq *s, struct state_view *view);
-/* The layout of the tiles of page `number`: of its codes, or if it is encoded when it is full and not
- * full yet (by what is prepared, in a step) that of its rows at 16 bits. NULL: the tables do not
- * hold it. */
+/* The layout of the tiles of page `number`: of its codes, or if it is encoded when it is full and
+ * not full yet (by what is prepared, in a step) that of its rows at 16 bits. NULL: the tables do
+ * not hold it. */
 const struct page_layout *seq_page_layout(const struct kv_seq *s, uint32_t group, uint32_t number);
 /* Copies a stored tile: K or V of one head in page `number`. Positions from the length on hold
  * nothing. layer counts inside the group. *layout: the tile's layout; bytes [layout->bytes].
@@ -251,8 +251,8 @@ void seq_write_state(struct kv_seq *s, const void *state);
 /* Declares that the group's positions from the kept ones up to `first` hold nothing. Trims after
  * which a query would see them are refused. */
 void seq_mark_missing(struct kv_seq *s, uint32_t group, uint32_t first);
-/* Decodes n stored rows of one page, in the plain basis: rows [n][head_dim]. layer counts inside the
- * group. *centred: the rows lack their centre. Slow: for tests and tools. */
+/* Decodes n stored rows of one page, in the plain basis: rows [n][head_dim]. layer counts inside
+ * the group. *centred: the rows lack their centre. Slow: for tests and tools. */
 kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
                        uint32_t head, uint32_t position, uint32_t n, float *rows, bool *centred,
                        kvasir_error *err) MUST_CHECK;

@@ -23,9 +23,9 @@
  *          sequence: seq_prepare copies it if anyone else holds it.
  *   SEQ-4  From seq_prepare on, slots of that page at and after `length` read as zeros or as what
  *          this step writes, never as tokens of another branch.
- *   SEQ-5  Pages that are encoded when they are full have shadows, which hold their rows until then:
- *          between steps the partly filled page of position `length`, in a step all that it writes
- *          to (seq_shadow.c). SEQ-3 and SEQ-4 hold for the shadow, too.
+ *   SEQ-5  Pages that are encoded when they are full have shadows, which hold their rows until
+ *          then: between steps the partly filled page of position `length`, in a step all that it
+ *          writes to (seq_shadow.c). SEQ-3 and SEQ-4 hold for the shadow, too.
  */
 #include <string.h>
 

@@ -3,12 +3,12 @@
  *
  *      positions   0 ......... 63 | 64 ....... 127 | 128 .. length
  *      pages       [ codes       ]  [ codes       ]  [ zeros      ]
- *      shadows                                       [ f16 rows   ]   shadow_first = 2, n_shadows = 1
+ *      shadows                                       [ f16 rows   ]  shadow_first 2, n_shadows 1
  *
- * A step writes its rows into shadows, and the row that fills a page has it encoded from there, once.
- * A query sees the page of its own position as the shadow has it and earlier pages as they were
- * encoded, also inside one step. So between steps one shadow is enough; during a step every page
- * that it writes to has one.
+ * A step writes its rows into shadows, and the row that fills a page has it encoded from there,
+ * once. A query sees the page of its own position as the shadow has it and earlier pages as they
+ * were encoded, also inside one step. So between steps one shadow is enough; during a step every
+ * page that it writes to has one.
  *
  * Without its shadow a sequence cannot go on inside such a page. A trim to there, and a hit that
  * ends there, go back to the page's start (seq_trim.c, tree_walk.c).

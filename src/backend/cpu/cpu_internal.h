@@ -69,17 +69,17 @@ struct expert_scratch {
 /* One worker's own scratch. */
 struct worker_scratch {
     struct query_rows queries[BASIS_COUNT]; /* of up to BLOCK_ROWS rows, in each basis */
-    uint32_t packed;             /* bit i: queries[i] are those of the block at hand */
+    uint32_t packed;                        /* bit i: queries[i] are those of the block at hand */
     float *stored, *stored_plain; /* [TILE_TOKENS][head_dim] rows of a page (kv_store.c) */
-    float *turned;               /* [BLOCK_ROWS][head_dim] rows of q in another basis */
-    float *turned_out;           /* [BLOCK_ROWS][head_dim] H times what a split gives */
-    float *scores;               /* [BLOCK_ROWS][SPLIT_TOKENS] */
-    struct split *visited;       /* [2]: this split and the next (attention.h) */
-    struct partial *split, *all; /* [BLOCK_ROWS] of this split; of all splits so far */
-    float *split_out, *all_out;  /* [BLOCK_ROWS][head_dim] */
-    void *panel;                 /* product_scratch_bytes */
-    float *term;                 /* [rows][ITEM_OUTPUTS]: the second term of a matmul */
-    void *memory;                /* holds all of these */
+    float *turned;                /* [BLOCK_ROWS][head_dim] rows of q in another basis */
+    float *turned_out;            /* [BLOCK_ROWS][head_dim] H times what a split gives */
+    float *scores;                /* [BLOCK_ROWS][SPLIT_TOKENS] */
+    struct split *visited;        /* [2]: this split and the next (attention.h) */
+    struct partial *split, *all;  /* [BLOCK_ROWS] of this split; of all splits so far */
+    float *split_out, *all_out;   /* [BLOCK_ROWS][head_dim] */
+    void *panel;                  /* product_scratch_bytes */
+    float *term;                  /* [rows][ITEM_OUTPUTS]: the second term of a matmul */
+    void *memory;                 /* holds all of these */
     struct centre_scratch centre;
 };
 

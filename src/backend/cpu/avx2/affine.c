@@ -28,8 +28,9 @@
  * (Zen 5, from DRAM, 3 rows, head_dim 64, K 8 and V 4 bits: 17.7 -> 8.0 ns per token and head).
  *
  * Invariants: the float arithmetic of a row is the same instructions in the same order whatever
- * other rows the call has. Groups of K are 32, 64 or 128 dims, or of KV_TILE all of a head, of which
- * a block has up to 128: a multiple of 8 rows, so that byte rows of every plane begin with it.
+ * other rows the call has. Groups of K are 32, 64 or 128 dims, or of KV_TILE all of a head, of
+ * which a block has up to 128: a multiple of 8 rows, so that byte rows of every plane begin with
+ * it.
  */
 #include "backend/cpu/simd/simd.h"
 
