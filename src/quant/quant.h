@@ -176,7 +176,7 @@ void affine_unpack_row(const uint32_t *words, size_t n, unsigned bits, uint8_t *
 /* ---- ranges from end to end (range.c): KV_TILE ----------------------------------------------- */
 
 /* n values, `stride` apart, share a scale and a bias of type t. In float32, each operation rounded:
- *     bias = T(min),  scale = T(max((max - min) / (2^bits - 1), 1e-7)),
+ *     bias = T(min) (+0 for -0),  scale = T(max((max - min) / (2^bits - 1), 1e-7)),
  *     code = clamp(rint((x - bias) / scale), 0, 2^bits - 1)
  * NaN does not count in a range that has other values; its code is 0. With an Inf the scale is Inf
  * or NaN, so that nothing plausible is read back. */

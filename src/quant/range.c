@@ -12,6 +12,7 @@
  * RANGE-1  every operation is one float32 operation, rounded (-ffp-contract=off)
  * RANGE-2  codes come from the scale and bias that are stored, by a true division
  * RANGE-3  rint is half to even
+ * RANGE-4  a bias that is zero is +0, so that it does not depend on the order of the values
  */
 #include <math.h>
 
@@ -30,7 +31,7 @@ void range_find(const float *x, size_t n, size_t stride, unsigned bits, enum sca
     }
     const float step = (hi - lo) / (float)((1u << bits) - 1);
     *scale = scalar_round(t, step < STEP_MIN ? STEP_MIN : step); /* NaN stays NaN */
-    *bias = scalar_round(t, lo);
+    *bias = scalar_round(t, lo + 0.0f);                          /* -0 + 0 = 0 */
 }
 
 uint8_t range_code(float x, unsigned bits, float scale, float bias) {

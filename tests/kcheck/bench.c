@@ -95,7 +95,10 @@ struct tile_bench {
 
 static void pass_score(void *ctx) {
     struct tile_bench *b = ctx;
-    score_tile_fn *fn = kv_format_exact(b->l.format) ? b->k->score_exact : b->k->score_affine;
+    const struct kv_format f = b->l.format;
+    score_tile_fn *fn = kv_format_exact(f)  ? b->k->score_exact
+                        : f.kind == KV_TILE ? b->k->score_channels
+                                            : b->k->score_affine;
     for (size_t i = 0; i < b->count; i++)
         fn(&b->l, b->tiles + i * b->l.bytes, &b->q, b->p, TILE_TOKENS);
 }
@@ -116,11 +119,9 @@ static void make_tiles(struct tile_bench *b, size_t bytes) {
             memcpy(tile, tile - PATTERNS * b->l.bytes, b->l.bytes);
             continue;
         }
-        for (uint32_t t = 0; t < TILE_TOKENS; t++) {
-            float x[HEAD_DIM_MAX];
-            fill(x, b->l.head_dim, FILL_NORMAL);
-            tile_encode_row(&b->l, tile, t, x);
-        }
+        static float rows[TILE_TOKENS * HEAD_DIM_MAX];
+        fill(rows, (size_t)TILE_TOKENS * b->l.head_dim, FILL_NORMAL);
+        tile_encode(&b->l, tile, rows);
     }
 }
 
@@ -191,7 +192,9 @@ static void bench_attention(const struct tier *t) {
     static const struct kv_format FORMATS[] = {
         {8, SCALAR_F16, 64, KV_ROWS}, {6, SCALAR_F16, 64, KV_ROWS},  {5, SCALAR_F16, 64, KV_ROWS},
         {4, SCALAR_F16, 64, KV_ROWS}, {3, SCALAR_F16, 64, KV_ROWS},  {2, SCALAR_F16, 64, KV_ROWS},
-        {16, SCALAR_F16, 0, KV_ROWS}, {16, SCALAR_BF16, 0, KV_ROWS}, {32, SCALAR_F32, 0, KV_ROWS}};
+        {16, SCALAR_F16, 0, KV_ROWS}, {16, SCALAR_BF16, 0, KV_ROWS}, {32, SCALAR_F32, 0, KV_ROWS},
+        {8, SCALAR_F16, 0, KV_TILE},  {6, SCALAR_F16, 0, KV_TILE},   {5, SCALAR_F16, 0, KV_TILE},
+        {4, SCALAR_F16, 0, KV_TILE},  {3, SCALAR_F16, 0, KV_TILE},   {2, SCALAR_F16, 0, KV_TILE}};
     static const uint32_t ROWS[] = {1, 3, 8, ROWS_MAX};
     for (int kind = TILE_K; kind <= TILE_V; kind++)
         for (uint32_t dim = 64; dim <= 128; dim += 64)
@@ -204,6 +207,119 @@ static void bench_attention(const struct tier *t) {
                 free(sets.l2.tiles);
                 free(sets.dram.tiles);
             }
+}
+
+/* ---- pages that are encoded whole ------------------------------------------------------------ */
+
+struct page_bench {
+    const struct kernels *k;
+    struct tile_layout l, from;
+    const uint8_t *shadow; /* a tile of `from` */
+    const float *rows;     /* [64][head_dim] */
+    uint8_t *tile;
+};
+
+static void pass_encode_tile(void *ctx) {
+    struct page_bench *b = ctx;
+    b->k->encode_tile(&b->l, b->tile, &b->from, b->shadow);
+}
+
+/* What a page of rows costs that are encoded as they come. */
+static void pass_encode_rows(void *ctx) {
+    struct page_bench *b = ctx;
+    for (uint32_t t = 0; t < TILE_TOKENS; t++)
+        b->k->encode_row(&b->l, b->tile, t, b->rows + (size_t)t * b->l.head_dim);
+}
+
+static void bench_page(const struct tier *t, struct page_bench *b) {
+    char name[24], text[64];
+    const bool whole = kv_format_whole(b->l.format);
+    const uint32_t dim = b->l.head_dim;
+    snprintf(text, sizeof text, "%c %s D%u", b->l.kind == TILE_K ? 'K' : 'V',
+             kv_format_name(b->l.format, name), dim);
+    if (!family_begin(t, "tile", text))
+        return;
+    pass_fn *pass = whole ? pass_encode_tile : pass_encode_rows;
+    b->k = &ref;
+    const double slow = pass_seconds(pass, b, 0);
+    b->k = &t->k;
+    const double fast = pass_seconds(pass, b, 0.05);
+    printf("%-5s %-7s %-27s L1 %7.2f us a tile %6.2f ns a value  %19.1f x ref\n", t->name, "tile",
+           text, fast * 1e6, fast * 1e9 / TILE_TOKENS / dim, slow / fast);
+    fflush(stdout);
+}
+
+static void bench_pages(const struct tier *t) {
+    static const struct kv_format FORMATS[] = {
+        {8, SCALAR_F16, 64, KV_ROWS}, {4, SCALAR_F16, 64, KV_ROWS}, {8, SCALAR_F16, 64, KV_ROTATED},
+        {5, SCALAR_F16, 0, KV_TILE},  {4, SCALAR_F16, 0, KV_TILE},  {3, SCALAR_F16, 0, KV_TILE},
+        {2, SCALAR_F16, 0, KV_TILE}};
+    for (uint32_t dim = 64; dim <= 128; dim += 64)
+        for (int kind = TILE_K; kind <= TILE_V; kind++)
+            for (size_t f = 0; f < sizeof FORMATS / sizeof *FORMATS; f++) {
+                struct page_bench b = {.k = NULL};
+                tile_layout_init(&b.l, (enum tile_kind)kind, FORMATS[f], dim);
+                tile_layout_init(&b.from, (enum tile_kind)kind,
+                                 (struct kv_format){16, SCALAR_F16, 0, KV_ROWS}, dim);
+                float *rows = take((size_t)TILE_TOKENS * dim * sizeof *rows);
+                uint8_t *shadow = take(b.from.bytes);
+                b.tile = take(b.l.bytes);
+                fill(rows, (size_t)TILE_TOKENS * dim, FILL_NORMAL);
+                tile_encode(&b.from, shadow, rows);
+                memset(b.tile, 0, b.l.bytes);
+                b.rows = rows;
+                b.shadow = shadow;
+                bench_page(t, &b);
+                free(rows);
+                free(shadow);
+                free(b.tile);
+            }
+}
+
+struct basis_bench {
+    const struct kernels *k;
+    uint32_t dim, rows;
+    float *matrix, *x, *y; /* [dim][dim], [rows][dim] */
+};
+
+static void pass_basis(void *ctx) {
+    struct basis_bench *b = ctx;
+    b->k->basis_rows(b->matrix, b->dim, b->x, b->dim, b->rows, b->y);
+}
+
+static void pass_hadamard(void *ctx) {
+    struct basis_bench *b = ctx;
+    for (uint32_t row = 0; row < b->rows; row++)
+        hadamard_rotate(b->x + (size_t)row * b->dim, b->dim);
+}
+
+static void bench_basis(const struct tier *t) {
+    static const uint32_t ROWS[] = {1, 3, 64};
+    for (uint32_t dim = 64; dim <= 256; dim *= 2)
+        for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
+            const size_t n = (size_t)ROWS[i] * dim;
+            struct basis_bench b = {NULL,        dim,
+                                    ROWS[i],     take((size_t)dim * dim * sizeof(float)),
+                                    take(n * 4), take(n * 4)};
+            char text[32];
+            snprintf(text, sizeof text, "D%u rows %u", dim, ROWS[i]);
+            fill(b.matrix, (size_t)dim * dim, FILL_NORMAL);
+            fill(b.x, n, FILL_NORMAL);
+            if (family_begin(t, "basis", text)) {
+                b.k = &ref;
+                const double slow = pass_seconds(pass_basis, &b, 0);
+                b.k = &t->k;
+                const double fast = pass_seconds(pass_basis, &b, 0.05);
+                const double turn = pass_seconds(pass_hadamard, &b, 0.05);
+                print_speed(t, "basis", text, (double)dim * dim * 4, (double)n * dim, fast, 0,
+                            slow);
+                printf("%-5s %-7s %-27s L1 %7.2f ns a row, Hadamard %.2f\n", t->name, "basis", text,
+                       fast * 1e9 / ROWS[i], turn * 1e9 / ROWS[i]);
+            }
+            free(b.matrix);
+            free(b.x);
+            free(b.y);
+        }
 }
 
 /* ---- centres --------------------------------------------------------------------------------- */
@@ -537,6 +653,8 @@ static void bench_delta(const struct tier *t) {
 
 void bench_tier(const struct tier *t) {
     bench_attention(t);
+    bench_pages(t);
+    bench_basis(t);
     bench_centre(t);
     bench_products(t);
     bench_smalls(t);

@@ -19,7 +19,7 @@
  * at most ROUNDED scale sum|K_i|, likewise a value.
  *
  * Underflow. A product of normal numbers may be subnormal and lose 2^-150, times a dot of up to
- * 2^30: UNDERFLOW per term. Vectors below ACT_TINY may count as zero.
+ * 2^30: TILE_UNDERFLOW per term. Vectors below ACT_TINY may count as zero.
  */
 #include <math.h>
 #include <stdio.h>
@@ -27,9 +27,6 @@
 #include <string.h>
 
 #include "kcheck.h"
-
-#define UNDERFLOW 0x1p-120
-#define ROUNDED   (0.5 + 3 * ACT16_MAX * 0x1p-24)
 
 /* Values of slots that may hold anything: those of tokens never written, or masked. */
 static float stale_scalar(void) {
@@ -60,17 +57,17 @@ static const void *make_tile(const struct tile_layout *l, const uint8_t *live) {
     bool exact = kv_format_exact(l->format), by_parts = !exact && random_below(3) == 0;
     bool top = random_below(3) == 0;
     enum fill_kind kind = (enum fill_kind)random_below(FILL_KINDS);
-    float x[HEAD_DIM_MAX];
+    static float rows[TILE_TOKENS * HEAD_DIM_MAX];
     for (uint32_t t = 0; t < TILE_TOKENS; t++) {
-        if (!exact && (by_parts || !live[t])) {
-            put_parts(l, tile, t, top, !live[t]);
-            continue;
-        }
+        float *x = rows + (size_t)t * l->head_dim;
         fill(x, l->head_dim, random_below(4) == 0 ? kind : FILL_NORMAL);
         for (uint32_t i = 0; !live[t] && i < l->head_dim; i++)
             x[i] = stale_scalar();
-        tile_encode_row(l, tile, t, x);
     }
+    tile_encode(l, tile, rows);
+    for (uint32_t t = 0; !exact && t < TILE_TOKENS; t++)
+        if (by_parts || !live[t])
+            put_parts(l, tile, t, top, !live[t]);
     freeze(tile);
     return tile;
 }
@@ -87,7 +84,7 @@ static void decode_token(const struct tile_layout *l, const void *tile, uint32_t
     }
     tile_get_row(l, tile, t, codes, s, b);
     for (uint32_t i = 0; i < l->head_dim; i++)
-        v[i] = (double)s[i / l->format.group] * codes[i] + (double)b[i / l->format.group];
+        v[i] = (double)s[i / l->group] * codes[i] + (double)b[i / l->group];
 }
 
 /* ---- query_pack ------------------------------------------------------------------------------ */
@@ -212,7 +209,7 @@ static struct score_sum score_sum(const struct tile_layout *l, const void *tile,
         max = fmax(max, fabsf(x[i]));
     }
     r.floor = max < (double)ACT_TINY ? (double)ACT_TINY * key_sum : 0;
-    r.floor += UNDERFLOW * (q->dim / 32 + 1);
+    r.floor += TILE_UNDERFLOW * (q->dim / 32 + 1);
     if (kv_format_exact(l->format))
         return r;
     uint8_t codes[HEAD_DIM_MAX];
@@ -221,7 +218,7 @@ static struct score_sum score_sum(const struct tile_layout *l, const void *tile,
     r.terms = 0;
     for (uint32_t g = 0; g < l->groups; g++) {
         double dot = 0, sum = 0;
-        for (uint32_t i = g * l->format.group; i < (g + 1u) * l->format.group; i++) {
+        for (uint32_t i = g * l->group; i < (g + 1) * l->group; i++) {
             dot += q->codes[(size_t)row * q->dim + i] * codes[i];
             sum += q->codes[(size_t)row * q->dim + i];
         }
@@ -312,8 +309,7 @@ static void score_same_bits(const struct score_case *c, const struct query_rows 
 static void check_score_case(const struct tier *t, const struct tile_layout *l, uint32_t rows) {
     struct score_case c = {.t = t, .l = l, .rows = rows};
     uint32_t dim = l->head_dim, live_n = random_bits() & 1 ? TILE_TOKENS : random_below(65);
-    case_begin("head_dim %u, group %u, %u rows, %u live tokens", dim, l->format.group, rows,
-               live_n);
+    case_begin("head_dim %u, group %u, %u rows, %u live tokens", dim, l->group, rows, live_n);
     c.fn = kv_format_exact(l->format) ? t->k.score_exact : t->k.score_affine;
     memset(c.live, 1, live_n);
     c.tile = make_tile(l, c.live);
@@ -370,7 +366,7 @@ static void compare_centres(const struct centre_case *c, const float *got, size_
                 meaning += a + b;
                 terms += fabs(a) + fabs(b);
             }
-            double bound = gamma_of(2 * c->pairs + 3) * terms + UNDERFLOW;
+            double bound = gamma_of(2 * c->pairs + 3) * terms + TILE_UNDERFLOW;
             check_near("centre", row, t, got[row * stride + t], want[row * TILE_TOKENS + t], bound);
             check_meaning("meaning of centre", row, t, got[row * stride + t], meaning, bound);
         }
@@ -574,7 +570,7 @@ static void compare_affine_row(const struct value_case *c, uint32_t row, const f
     const float *p = c->p + row * c->p_stride, *before = c->before + (size_t)row * c->l->head_dim;
     for (uint32_t g = 0; g < c->l->groups; g++) {
         struct weights w = weights_of(p, s, b, g);
-        for (uint32_t i = g * c->l->format.group; i < (g + 1u) * c->l->format.group; i++) {
+        for (uint32_t i = g * c->l->group; i < (g + 1) * c->l->group; i++) {
             double dot = 0, meaning = before[i] + w.bias, visible = 0, weighted = 0;
             for (uint32_t t = 0; t < TILE_TOKENS; t++) {
                 if (p[t] == 0)
@@ -584,7 +580,7 @@ static void compare_affine_row(const struct value_case *c, uint32_t row, const f
                 weighted += fabs((double)p[t] * s[g][t] * codes[t][i]);
                 visible += codes[t][i];
             }
-            double floor = UNDERFLOW + (w.max < ACT_TINY ? (double)ACT_TINY * visible : 0);
+            double floor = TILE_UNDERFLOW + (w.max < ACT_TINY ? (double)ACT_TINY * visible : 0);
             double bound = gamma_of(5) * fabs(w.scale * dot) + gamma_of(67) * w.bias_terms +
                            gamma_of(2) * fabsf(before[i]) + floor;
             check_near("value", row, i, got[i], want[i], bound);
@@ -605,7 +601,7 @@ static void compare_exact_row(const struct value_case *c, uint32_t row, const fl
             meaning += p[t] * v[t][i];
             terms += fabs(p[t] * v[t][i]);
         }
-        double bound = gamma_of(66) * terms + UNDERFLOW;
+        double bound = gamma_of(66) * terms + TILE_UNDERFLOW;
         check_near("value", row, i, got[i], want[i], bound);
         check_meaning("meaning of value", row, i, got[i], meaning, bound);
     }
@@ -680,7 +676,7 @@ static void value_same_bits(const struct value_case *c, const float *got, size_t
 static void check_value_case(const struct tier *t, const struct tile_layout *l, uint32_t rows) {
     struct value_case c = {.t = t, .l = l, .rows = rows};
     uint32_t dim = l->head_dim;
-    case_begin("head_dim %u, group %u, %u rows", dim, l->format.group, rows);
+    case_begin("head_dim %u, group %u, %u rows", dim, l->group, rows);
     c.fn = kv_format_exact(l->format) ? t->k.value_exact : t->k.value_affine;
     bool all = random_bits() & 1;
     for (uint32_t i = 0; i < TILE_TOKENS; i++)
@@ -712,6 +708,12 @@ static void check_value_format(const struct tier *t, const struct tile_layout *l
         check_value_case(t, l, row_count(i));
 }
 
+/* Some numbers of rows for each head size, so that all are met. */
+static void check_value_some(const struct tier *t, const struct tile_layout *l) {
+    for (uint32_t i = 0; i < 6; i++)
+        check_value_case(t, l, row_count(random_below(ROW_COUNTS)));
+}
+
 /* ---- what is not finite ---------------------------------------------------------------------- */
 
 /* A NaN or Inf that a row really sees must reach its result: a plausible number would hide a broken
@@ -722,7 +724,7 @@ static void check_not_finite(const struct tier *t, const struct tile_layout *l) 
     uint8_t live[TILE_TOKENS];
     float value = random_bits() & 1 ? NAN : INFINITY;
     memset(live, 1, sizeof live);
-    case_begin("head_dim %u, group %u, %g at %u", dim, l->format.group, (double)value, bad);
+    case_begin("head_dim %u, group %u, %g at %u", dim, l->group, (double)value, bad);
     if (l->kind == TILE_K) {
         const void *tile = make_tile(l, live);
         struct query_rows packed = query_buffers(2, dim);
@@ -765,6 +767,7 @@ void check_attention(const struct tier *t) {
     for_formats(t, "score", TILE_K, true, check_score_format);
     for_formats(t, "value", TILE_V, false, check_value_format);
     for_formats(t, "value", TILE_V, true, check_value_format);
+    for_tile_formats(t, "value", TILE_V, SCALAR_F16, check_value_some);
     for_formats(t, "score, NaN", TILE_K, false, check_not_finite);
     for_formats(t, "score, NaN", TILE_K, true, check_not_finite);
     for_formats(t, "value, NaN", TILE_V, false, check_not_finite);

@@ -8,6 +8,7 @@
  *                          (random numbers: tests/support/random_data.c)
  *     check_attention.c    query_pack, score, centre, softmax, value
  *     check_encode.c       encode_row
+ *     check_tiles.c        encode_tile, score_channels, basis_rows
  *     check_product.c      act_pack, product
  *     check_elementwise.c  rms_norm, rope, gates, add, scale, softcap
  *     check_recurrent.c    short_conv, delta_step
@@ -34,7 +35,10 @@
  * outputs past the end; a sine with the wrong sign; AFFINE8's minimum without its 128 d; runs of 16
  * with their block's sum, or with the other half's; mxfp4's nibbles the wrong way; tanh from
  * e^x - 1 as it comes; a NaN that a clamp makes 7; up clamped on one side; GELU's 0.0447; a state
- * that does not move on, or is read before its decay; scale on the other operand of add.
+ * that does not move on, or is read before its decay; scale on the other operand of add; a range
+ * that misses lanes, has a bias -0 or no least step; a byte row of a plane that keeps what was
+ * there; biases that meet q s for q; codes from the largest q, not q s; dims beyond 128 alone; rows
+ * of a basis at another stride.
  *
  * One case is: case_begin, buffers, calls, checks. Everything random comes from one printed seed.
  */
@@ -56,6 +60,7 @@ extern struct kernels ref; /* the table that everything is checked against */
 
 void check_attention(const struct tier *t);
 void check_encode(const struct tier *t);
+void check_tiles(const struct tier *t);
 void check_product(const struct tier *t);
 void check_elementwise(const struct tier *t);
 void check_recurrent(const struct tier *t);
@@ -104,7 +109,7 @@ bool gaps_untouched(const float *y, uint32_t rows, size_t used, size_t stride);
 /* A random order of 0..n-1. */
 void random_order(uint32_t *order, uint32_t n);
 /* The numbers of rows that are tried: 1..17 and 64. */
-enum { ROW_COUNTS = 18 };
+enum { ROW_COUNTS = 18, CASE_ROWS_MAX = 70 };
 static inline uint32_t row_count(uint32_t i) {
     return i < 17 ? i + 1 : 64;
 }
@@ -123,6 +128,10 @@ void call_value(value_tile_fn *fn, const struct tile_layout *l, const void *tile
                 size_t p_stride, uint32_t rows, float *out, size_t out_stride);
 void call_encode(encode_row_fn *fn, const struct tile_layout *l, void *tile, uint32_t token,
                  const float *x);
+void call_encode_tile(encode_tile_fn *fn, const struct tile_layout *l, void *tile,
+                      const struct tile_layout *from, const void *shadow);
+void call_basis(basis_rows_fn *fn, const float *matrix, uint32_t dim, const float *x,
+                size_t x_stride, uint32_t rows, float *y);
 void call_act_pack(act_pack_fn *fn, struct act_rows *a, uint32_t row);
 void call_product(product_fn *fn, const struct weight *w, uint32_t n0, uint32_t n1,
                   const struct act_rows *a, float *y, size_t y_stride, void *scratch);
@@ -146,5 +155,15 @@ void call_delta_step(delta_step_fn *fn, float *state, uint32_t key_dim, uint32_t
 typedef void format_fn(const struct tier *t, const struct tile_layout *l);
 void for_formats(const struct tier *t, const char *kernel, enum tile_kind kind, bool exact,
                  format_fn *fn);
+/* KV_TILE of every number of bits and head_dim, with scalars up to `last`; KV_ROTATED of f16. */
+void for_tile_formats(const struct tier *t, const char *kernel, enum tile_kind kind,
+                      enum scalar_type last, format_fn *fn);
+void for_rotated_formats(const struct tier *t, const char *kernel, enum tile_kind kind,
+                         format_fn *fn);
+
+/* ---- bounds (check_attention.c) -------------------------------------------------------------- */
+
+#define TILE_UNDERFLOW 0x1p-120
+#define ROUNDED        (0.5 + 3 * ACT16_MAX * 0x1p-24)
 
 #endif

@@ -107,6 +107,7 @@ int main(int argc, char **argv) {
         }
         catch_signals();
         check_encode(&t);
+        check_tiles(&t);
         check_attention(&t);
         check_product(&t);
         check_elementwise(&t);

@@ -352,6 +352,16 @@ void call_encode(encode_row_fn *fn, const struct tile_layout *l, void *tile, uin
     CATCHING(fn(l, tile, token, x));
     hash_bytes(tile, l->bytes);
 }
+void call_encode_tile(encode_tile_fn *fn, const struct tile_layout *l, void *tile,
+                      const struct tile_layout *from, const void *shadow) {
+    CATCHING(fn(l, tile, from, shadow));
+    hash_bytes(tile, l->bytes);
+}
+void call_basis(basis_rows_fn *fn, const float *matrix, uint32_t dim, const float *x,
+                size_t x_stride, uint32_t rows, float *y) {
+    CATCHING(fn(matrix, dim, x, x_stride, rows, y));
+    hash_rows(y, rows, dim, dim);
+}
 void call_act_pack(act_pack_fn *fn, struct act_rows *a, uint32_t row) {
     CATCHING(fn(a, row));
     size_t k = a->k, at = row * k;
@@ -415,14 +425,16 @@ static void run_format(const struct tier *t, enum tile_kind kind, struct kv_form
     fn(t, &l);
 }
 
+static const uint8_t BITS[] = {8, 6, 5, 4, 3, 2};
+/* At and around the sizes that kernels work in: 8, 16 and 32 lanes, groups of 32 to 128. */
+static const uint32_t DIMS[] = {32, 64, 96, 128, 160, 192, 256, 512};
+enum { COUNT_BITS = sizeof BITS / sizeof *BITS, COUNT_DIMS = sizeof DIMS / sizeof *DIMS };
+static const char *const SCALARS[] = {"f16", "bf16", "f32"};
+
 void for_formats(const struct tier *t, const char *kernel, enum tile_kind kind, bool exact,
                  format_fn *fn) {
-    static const uint8_t BITS[] = {8, 6, 5, 4, 3, 2};
-    /* at and around the sizes that kernels work in: 8, 16 and 32 lanes, groups of 32 to 128 */
-    static const uint32_t DIMS[] = {32, 64, 96, 128, 160, 192, 256, 512};
     static const uint32_t EXACT_DIMS[] = {4,  8,   12,  20,  32,  36,  64, 80,
                                           96, 100, 128, 160, 252, 256, 512};
-    static const char *const SCALARS[] = {"f16", "bf16", "f32"};
     for (int scalar = 0; scalar < 3; scalar++) {
         if (exact) {
             struct kv_format f = {scalar == SCALAR_F32 ? 32 : 16, (uint8_t)scalar, 0, KV_ROWS};
@@ -433,12 +445,12 @@ void for_formats(const struct tier *t, const char *kernel, enum tile_kind kind, 
             family_end();
             continue;
         }
-        for (size_t b = 0; b < sizeof BITS; b++) {
+        for (size_t b = 0; b < COUNT_BITS; b++) {
             char name[24];
             snprintf(name, sizeof name, "%u bits %s", BITS[b], SCALARS[scalar]);
             if (!family_begin(t, kernel, name))
                 continue;
-            for (size_t d = 0; d < sizeof DIMS / sizeof *DIMS; d++)
+            for (size_t d = 0; d < COUNT_DIMS; d++)
                 for (uint16_t group = 32; group <= 128; group = (uint16_t)(group * 2))
                     if (DIMS[d] % group == 0)
                         run_format(t, kind,
@@ -446,5 +458,35 @@ void for_formats(const struct tier *t, const char *kernel, enum tile_kind kind, 
                                    DIMS[d], fn);
             family_end();
         }
+    }
+}
+
+void for_tile_formats(const struct tier *t, const char *kernel, enum tile_kind kind,
+                      enum scalar_type last, format_fn *fn) {
+    for (int scalar = 0; scalar <= (int)last; scalar++)
+        for (size_t b = 0; b < COUNT_BITS; b++) {
+            char name[24];
+            snprintf(name, sizeof name, "t%u %s", BITS[b], SCALARS[scalar]);
+            if (!family_begin(t, kernel, name))
+                continue;
+            for (size_t d = 0; d < COUNT_DIMS; d++)
+                run_format(t, kind, (struct kv_format){BITS[b], (uint8_t)scalar, 0, KV_TILE},
+                           DIMS[d], fn);
+            family_end();
+        }
+}
+
+void for_rotated_formats(const struct tier *t, const char *kernel, enum tile_kind kind,
+                         format_fn *fn) {
+    for (size_t b = 0; b < COUNT_BITS; b++) {
+        char name[24];
+        snprintf(name, sizeof name, "r%u", BITS[b]);
+        if (!family_begin(t, kernel, name))
+            continue;
+        for (size_t d = 0; d < COUNT_DIMS; d++)
+            run_format(t, kind,
+                       (struct kv_format){BITS[b], SCALAR_F16, DIMS[d] % 64 ? 32 : 64, KV_ROTATED},
+                       DIMS[d], fn);
+        family_end();
     }
 }

@@ -3,6 +3,7 @@
  *
  *   affine   every bit of ../shared/fixtures/mlx/quantize (mlx 0.32.4); its table of NaN and Inf
  *   tiles    the order formula of quant.h, written a second time below, over whole tiles
+ *   ranges   KV_TILE: scales, biases and codes from the formulas, NaN, Inf, constant ranges
  *   16 bits  f16 and bf16 against the rule of rounding itself, over all 65,536 numbers
  *
  * Weight types: test_weights.c.
@@ -113,8 +114,15 @@ static void test_format_parse(void **state) {
     assert_int_equal(kv_format_parse_pair("f32,2", &k, &v, &err), KVASIR_OK);
     assert_true(k.bits == 32 && k.scalar == SCALAR_F32 && v.bits == 2);
     assert_false(kv_format_equal(k, v));
-    static const char *const BAD[] = {"",   "7",    "8,",   ",8",  "8,4,2", "8 4", "16",
-                                      "08", "f161", "8, 4", "F16", "-8",    "8,7"};
+    assert_int_equal(kv_format_parse_pair("r8,4", &k, &v, &err), KVASIR_OK);
+    assert_true(k.kind == KV_ROTATED && k.bits == 8 && v.kind == KV_ROTATED && v.bits == 4);
+    assert_int_equal(kv_format_parse_pair("t5,4", &k, &v, &err), KVASIR_OK);
+    assert_true(k.kind == KV_TILE && k.bits == 5 && v.kind == KV_TILE && v.bits == 4);
+    assert_int_equal(kv_format_parse_pair("t3", &k, &v, &err), KVASIR_OK);
+    assert_true(k.kind == KV_TILE && k.bits == 3 && k.group == 0 && kv_format_equal(k, v));
+    static const char *const BAD[] = {"",   "7",    "8,",   ",8",    "8,4,2", "8 4",  "16",
+                                      "08", "f161", "8, 4", "F16",   "-8",    "8,7",  "t",
+                                      "r",  "t7",   "t4,",  "t4,t4", "r16",   "tf16", "4,t4"};
     for (size_t i = 0; i < COUNT(BAD); i++) {
         struct kv_format k0 = k, v0 = v;
         assert_int_equal(kv_format_parse_pair(BAD[i], &k, &v, &err), KVASIR_ERR_ARGUMENT);
@@ -157,6 +165,9 @@ static void test_format_name(void **state) {
                         "8 g64");
     assert_string_equal(kv_format_name((struct kv_format){4, SCALAR_BF16, 128, KV_ROWS}, buf),
                         "4 g128 bf16");
+    assert_string_equal(kv_format_name((struct kv_format){4, SCALAR_F16, 0, KV_TILE}, buf), "t4");
+    assert_string_equal(kv_format_name((struct kv_format){8, SCALAR_F16, 64, KV_ROTATED}, buf),
+                        "r8 g64");
 }
 
 /* ---- tiles ----------------------------------------------------------------------------------- */
@@ -297,6 +308,121 @@ static void test_exact_tiles(void **state) {
         free(tile);
         free(model);
     }
+}
+
+/* ---- ranges ---------------------------------------------------------------------------------- */
+
+/* Element `lane` of range r of rows [64][dim]. */
+static float in_range(const struct tile_layout *l, const float *rows, uint32_t r, uint32_t lane) {
+    return l->kind == TILE_K ? rows[lane * l->head_dim + r] : rows[r * l->head_dim + lane];
+}
+
+/* A tile of the model: scales and biases stand [reduction] behind the codes. */
+static void model_encode(const struct tile_layout *l, const float *rows, uint8_t *model) {
+    const struct kv_format f = l->format;
+    const uint32_t codes_bytes = 64 * l->head_dim * f.bits / 8, sb = f.scalar == SCALAR_F32 ? 4 : 2;
+    const float top = (float)((1 << f.bits) - 1);
+    for (uint32_t r = 0; r < l->reduction; r++) {
+        float lo = in_range(l, rows, r, 0), hi = lo;
+        for (uint32_t lane = 1; lane < l->lanes; lane++) {
+            lo = fminf(lo, in_range(l, rows, r, lane));
+            hi = fmaxf(hi, in_range(l, rows, r, lane));
+        }
+        const float s = scalar_round(f.scalar, fmaxf((hi - lo) / top, 1e-7f)),
+                    b = scalar_round(f.scalar, lo);
+        model_put_scalar(model + codes_bytes + r * sb, f.scalar, s);
+        model_put_scalar(model + codes_bytes + (l->reduction + r) * sb, f.scalar, b);
+        for (uint32_t lane = 0; lane < l->lanes; lane++) {
+            const float q = fminf(fmaxf(rintf((in_range(l, rows, r, lane) - b) / s), 0), top);
+            const bool k = l->kind == TILE_K;
+            for (unsigned n = 0; n < f.bits; n++)
+                model_put_bit(model, (enum tile_kind)l->kind, f.bits, l->head_dim, k ? lane : r,
+                              k ? r : lane, n, (unsigned)q >> n & 1);
+        }
+    }
+}
+
+static void check_whole_tile(enum tile_kind kind, struct kv_format f, uint32_t dim) {
+    static float rows[64 * DIM_MAX];
+    struct tile_layout l;
+    tile_layout_init(&l, kind, f, dim);
+    const uint32_t sb = f.scalar == SCALAR_F32 ? 4 : 2, scalars = kind == TILE_K ? dim : 64;
+    assert_int_equal(l.bytes, 64 * dim * f.bits / 8 + 2 * scalars * sb);
+    assert_int_equal(l.group, kind == TILE_K ? 0 : dim);
+    uint8_t *tile = malloc(l.bytes), *model = malloc(l.bytes), codes[DIM_MAX];
+    float back[DIM_MAX], s[DIM_MAX], b[DIM_MAX];
+    for (uint32_t i = 0; i < l.bytes; i++)
+        tile[i] = model[i] = (uint8_t)random_bits();
+    for (uint32_t i = 0; i < 64 * dim; i++) /* token 7 and dim 5 have one value each */
+        rows[i] = i / dim == 7 ? 3 : i % dim == 5 ? -0.3f : random_unit() * (float)(1 + i % 3);
+    tile_encode(&l, tile, rows);
+    model_encode(&l, rows, model);
+    assert_memory_equal(tile, model, l.bytes);
+    for (uint32_t token = 0; token < 64; token++) {
+        tile_decode_row(&l, tile, token, back);
+        tile_get_row(&l, tile, token, codes, s, b);
+        if (kind == TILE_K)
+            tile_get_channels(&l, tile, s, b);
+        for (uint32_t i = 0; i < dim; i++) {
+            const uint32_t at = kind == TILE_K ? i : 0;
+            volatile float product = s[at] * (float)codes[i];
+            assert_true(same(back[i], product + b[at]));
+            /* half a step, and what rounding of bias and scale to the scalar type moves */
+            const float limit = 0.51f * s[at] + fabsf(b[at]) * 0x1p-8f + s[at] * 256 * 0x1p-8f;
+            assert_true(fabsf(back[i] - rows[token * dim + i]) <= limit);
+        }
+    }
+    memset(tile, 0, l.bytes);
+    tile_decode_row(&l, tile, 9, back);
+    for (uint32_t i = 0; i < dim; i++)
+        assert_true(same(back[i], 0));
+    free(tile);
+    free(model);
+}
+
+static void test_whole_tiles(void **state) {
+    (void)state;
+    static const uint32_t DIMS[] = {32, 64, 96, 128, DIM_MAX};
+    for (size_t i = 0; i < COUNT(DIMS) * COUNT(BITS) * 3 * 2; i++)
+        check_whole_tile(
+            i % 2 ? TILE_V : TILE_K,
+            (struct kv_format){(uint8_t)BITS[i / 2 % 6], (uint8_t)(i / 12 % 3), 0, KV_TILE},
+            DIMS[i / 36]);
+}
+
+static void check_range(const float *x, size_t n, enum scalar_type t, float scale, float bias) {
+    float s, b;
+    range_find(x, n, 1, 2, t, &s, &b);
+    assert_true(same(s, scale));
+    assert_true(same(b, bias));
+}
+
+static void test_ranges(void **state) {
+    (void)state;
+    static const float EVEN[] = {-3, 0, 3, 6, NAN};
+    check_range(EVEN, 4, SCALAR_F16, 3, -3);
+    check_range(EVEN, 5, SCALAR_F16, 3, -3); /* NaN does not count */
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(range_code(EVEN[i], 2, 3, -3), i);
+    assert_int_equal(range_code(NAN, 2, 3, -3), 0);
+    assert_int_equal(range_code(-1.5f, 2, 3, -3), 0); /* ties to even */
+    assert_int_equal(range_code(1.5f, 2, 3, -3), 2);
+    assert_int_equal(range_code(-9, 2, 3, -3), 0); /* outside, after rounding of the ends */
+    assert_int_equal(range_code(100, 2, 3, -3), 3);
+    static const float CONSTANT[] = {5, 5}, ZEROS[] = {-0.0f, 0, -0.0f};
+    check_range(CONSTANT, 2, SCALAR_F32, 1e-7f, 5);
+    check_range(CONSTANT, 2, SCALAR_F16, 0x1p-23f, 5);
+    check_range(ZEROS, 3, SCALAR_F16, 0x1p-23f, 0);
+    check_range(ZEROS + 1, 2, SCALAR_F16, 0x1p-23f, 0);
+    static const float WIDE[] = {-65504, 65504};
+    check_range(WIDE, 2, SCALAR_F16, f16_to_f32(f32_to_f16(131008.0f / 3)), -65504);
+    static const float HIGH[] = {1, INFINITY}, LOW[] = {-INFINITY, 1},
+                       BOTH[] = {-INFINITY, INFINITY};
+    check_range(HIGH, 2, SCALAR_F16, INFINITY, 1);
+    check_range(LOW, 2, SCALAR_F16, INFINITY, -INFINITY);
+    check_range(BOTH, 2, SCALAR_F16, INFINITY, -INFINITY);
+    check_range(BOTH, 1, SCALAR_F16, NAN, -INFINITY);
+    check_range(EVEN + 4, 1, SCALAR_F16, 0x1p-23f, INFINITY); /* nothing but NaN */
 }
 
 /* ---- NaN, Inf and overflow (the table of the fixture's README) ------------------------------- */
@@ -484,7 +610,8 @@ int main(void) {
         cmocka_unit_test(test_half),          cmocka_unit_test(test_format_parse),
         cmocka_unit_test(test_format_settle), cmocka_unit_test(test_format_name),
         cmocka_unit_test(test_affine_tiles),  cmocka_unit_test(test_exact_tiles),
-        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_whole_tiles),
+        cmocka_unit_test(test_ranges),
     };
     const struct CMUnitTest golden[] = {cmocka_unit_test(test_mlx_goldens)};
     int failed = cmocka_run_group_tests_name("quant", own, NULL, NULL);

@@ -245,14 +245,14 @@ ALWAYS_INLINE struct ranges find_ranges(const struct tile_layout *l, const uint1
         }
         const float step = (high[i] - low[i]) / top;
         scale[i] = scalar_round(SCALAR_F16, step < 1e-7f ? 1e-7f : step);
-        bias[i] = low[i];
+        bias[i] = low[i] + 0.0f; /* as range_find */
         store_scalar(SCALAR_F16, tile + l->scale_offset, r + i, scale[i]);
         store_scalar(SCALAR_F16, tile + l->bias_offset, r + i, bias[i]);
     }
     return (struct ranges){every_fourth(scale), every_fourth(bias)};
 }
 
-/* Puts the codes [4 * lanes] of row r / 4 into the planes. The first row of a byte row writes it. */
+/* Puts the codes [4 * lanes] of row r / 4 into the planes. A byte row's first one writes it. */
 static void put_row_planes(const struct tile_layout *l, uint8_t *tile, uint32_t r,
                            const uint8_t *codes) {
     const size_t n = 4 * (size_t)l->lanes;
