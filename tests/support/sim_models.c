@@ -83,7 +83,7 @@ static kvasir_status open_blocks_model(kvasir_model **out, kvasir_error *err) {
 static void write_centres(struct sim_models *s, int model) {
     if (!model_keys_alike(s->models[model]->model))
         return;
-    struct text_buf file = random_centres(s->models[model], 20, random_state);
+    struct text_buf file = random_calibration(s->models[model], 20, true, random_state);
     char name[32];
     snprintf(name, sizeof name, "%d.safetensors", model);
     snprintf(s->centres[model], sizeof s->centres[model], "%s",
