@@ -177,7 +177,7 @@ KVASIR_API kvasir_status kvasir_context_create(const kvasir_model *model,
                                                kvasir_context **out, kvasir_error *err);
 KVASIR_API void kvasir_context_destroy(kvasir_context *ctx); /* after its sequences */
 
-/* Decisions that the options did not state, or that differ from them; with numbers n[0], n[1] ... */
+/* Decisions that the options did not state, or that differ from them; numbers are n[0], n[1] */
 #define KVASIR_FACT_MAP(X)                                                                         \
     X(LAYERS_EXACT)    /* layers, head size: no group size fits, so they stay f16; once a group */ \
     X(CHUNK_LOWERED)   /* prefill_chunk as requested, as it is, bytes of a step's row */           \

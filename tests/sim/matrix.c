@@ -97,8 +97,8 @@ static kvasir_status begin_trimmed(struct world *w, kvasir_seq **out, kvasir_err
     return kvasir_seq_trim(*out, BASE, NULL, err);
 }
 
-/* If no class of mlx-lm holds such a cache, requantizes to one that does, and back on loading. Pages
- * that are encoded when they are full are written as float16. */
+/* If no class of mlx-lm holds such a cache, requantizes to one that does, and back on loading.
+ * Pages that are encoded when they are full are written as float16. */
 static kvasir_status begin_from_file(struct world *w, kvasir_seq **out, kvasir_error *err) {
     const char *path = temp_file(&folder, "matrix.safetensors");
     kvasir_prompt_cache *file;
