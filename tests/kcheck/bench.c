@@ -289,8 +289,7 @@ static void pass_basis(void *ctx) {
 
 static void pass_hadamard(void *ctx) {
     struct basis_bench *b = ctx;
-    for (uint32_t row = 0; row < b->rows; row++)
-        hadamard_rotate(b->x + (size_t)row * b->dim, b->dim);
+    b->k->hadamard_rows(b->x, b->dim, b->rows);
 }
 
 static void bench_basis(const struct tier *t) {

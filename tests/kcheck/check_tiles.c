@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* check_tiles.c: formats that are encoded when a page is full: encode_tile, score_channels, what a
- * V tile of them does with NaN, and basis_rows. (Values: check_attention.c, for_tile_formats.)
+ * V tile of them does with NaN, basis_rows and hadamard_rows. (Values: check_attention.c,
+ * for_tile_formats.)
  *
  * encode_tile is tile_encode of what an f16 tile holds, byte for byte. The target holds random
  * bytes before.
@@ -329,6 +330,32 @@ static void check_basis(const struct tier *t) {
     family_end();
 }
 
+/* hadamard_rotate byte for byte, also of NaN and Inf but for the bits of a NaN. */
+static void check_hadamard(const struct tier *t) {
+    if (!family_begin(t, "hadamard_rows", ""))
+        return;
+    for (size_t d = 0; d < HEAD_DIM_MAX / 32; d++)
+        for (int i = 0; i < 4; i++) {
+            const uint32_t dim = 32 * (uint32_t)(d + 1), rows = 1 + random_below(5);
+            const size_t n = (size_t)rows * dim;
+            case_begin("%u dims, %u rows", dim, rows);
+            float *x = guarded(n * sizeof *x), *want = plain(n * sizeof *want);
+            fill_any(x, n);
+            if (i == 3)
+                x[random_below((uint32_t)n)] = EDGE_VALUE[random_below(EDGE_VALUES)];
+            memcpy(want, x, n * sizeof *want);
+            call_hadamard(t->k.hadamard_rows, x, dim, rows);
+            for (uint32_t row = 0; row < rows; row++)
+                hadamard_rotate(want + (size_t)row * dim, dim);
+            for (size_t at = 0; at < n; at++)
+                check_that(memcmp(&x[at], &want[at], sizeof *x) == 0 ||
+                               (isnan(x[at]) && isnan(want[at])),
+                           "value %zu is %.9g, not %.9g", at, (double)x[at], (double)want[at]);
+            case_end();
+        }
+    family_end();
+}
+
 void check_tiles(const struct tier *t) {
     static const enum tile_kind KINDS[] = {TILE_K, TILE_V};
     static const char *const NAMES[] = {"tile K", "tile V"};
@@ -339,4 +366,5 @@ void check_tiles(const struct tier *t) {
     for_tile_formats(t, "channels", TILE_K, SCALAR_F16, check_channels);
     for_tile_formats(t, "value, Inf", TILE_V, SCALAR_F16, check_values_nan);
     check_basis(t);
+    check_hadamard(t);
 }

@@ -8,7 +8,7 @@
  *                          (random numbers: tests/support/random_data.c)
  *     check_attention.c    query_pack, score, centre, softmax, value
  *     check_encode.c       encode_row
- *     check_tiles.c        encode_tile, score_channels, basis_rows
+ *     check_tiles.c        encode_tile, score_channels, basis_rows, hadamard_rows
  *     check_product.c      act_pack, product
  *     check_elementwise.c  rms_norm, rope, gates, add, scale, softcap
  *     check_recurrent.c    short_conv, delta_step
@@ -132,6 +132,7 @@ void call_encode_tile(encode_tile_fn *fn, const struct tile_layout *l, void *til
                       const struct tile_layout *from, const void *shadow);
 void call_basis(basis_rows_fn *fn, const float *matrix, uint32_t dim, const float *x,
                 size_t x_stride, uint32_t rows, float *y);
+void call_hadamard(hadamard_rows_fn *fn, float *x, uint32_t dim, uint32_t rows);
 void call_act_pack(act_pack_fn *fn, struct act_rows *a, uint32_t row);
 void call_product(product_fn *fn, const struct weight *w, uint32_t n0, uint32_t n1,
                   const struct act_rows *a, float *y, size_t y_stride, void *scratch);

@@ -362,6 +362,10 @@ void call_basis(basis_rows_fn *fn, const float *matrix, uint32_t dim, const floa
     CATCHING(fn(matrix, dim, x, x_stride, rows, y));
     hash_rows(y, rows, dim, dim);
 }
+void call_hadamard(hadamard_rows_fn *fn, float *x, uint32_t dim, uint32_t rows) {
+    CATCHING(fn(x, dim, rows));
+    hash_floats(x, (size_t)rows * dim);
+}
 void call_act_pack(act_pack_fn *fn, struct act_rows *a, uint32_t row) {
     CATCHING(fn(a, row));
     size_t k = a->k, at = row * k;

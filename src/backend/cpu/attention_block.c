@@ -93,8 +93,7 @@ static const struct query_rows *pack_queries(const struct attention_job *j,
                 q = s->turned;
             } else if (basis == BASIS_HADAMARD) {
                 memcpy(s->turned, q, j->gqa * dim * sizeof *q);
-                for (uint32_t r = 0; r < j->gqa; r++)
-                    hadamard_rotate(s->turned + r * dim, j->head_dim);
+                j->b->kernels.hadamard_rows(s->turned, j->head_dim, j->gqa);
                 q = s->turned;
             }
             j->b->kernels.query_pack(q, dim, j->args->scale, &part);
@@ -263,12 +262,10 @@ static void weigh_values(const struct attention_job *j, const struct query_block
               s->scores + (size_t)v->row * SPLIT_TOKENS + (size_t)v->number * TILE_TOKENS,
               SPLIT_TOKENS, v->rows, to + v->row * dim, j->head_dim);
     }
-    for (uint32_t r = 0; turned && r < b->rows; r++) {
-        float *from = s->turned_out + r * dim, *to = out + r * dim;
-        hadamard_rotate(from, j->head_dim);
-        for (size_t i = 0; i < dim; i++)
-            to[i] += from[i];
-    }
+    if (!turned)
+        return;
+    k->hadamard_rows(s->turned_out, j->head_dim, b->rows);
+    k->add(out, s->turned_out, 1, b->rows * dim);
 }
 
 void query_block_attend(const struct attention_job *j, const struct query_block *b,

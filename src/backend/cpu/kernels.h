@@ -114,6 +114,9 @@ typedef void encode_tile_fn(const struct tile_layout *l, void *tile, const struc
 typedef void basis_rows_fn(const float *matrix, uint32_t dim, const float *x, size_t x_stride,
                            uint32_t rows, float *y);
 
+/* hadamard_rotate of each row of x [rows][dim], byte for byte. */
+typedef void hadamard_rows_fn(float *x, uint32_t dim, uint32_t rows);
+
 /* ---- matrix products ------------------------------------------------------------------------- */
 
 /* Activations of a product. For quantized weights they are rounded per block of 32 of a row: one s8
@@ -215,6 +218,7 @@ struct kernels {
     encode_row_fn *encode_row;
     encode_tile_fn *encode_tile;
     basis_rows_fn *basis_rows;
+    hadamard_rows_fn *hadamard_rows;
     act_pack_fn *act_pack;
     product_fn *product[WEIGHT_TYPES_MAX]; /* by weight_index */
     rms_norm_fn *rms_norm;

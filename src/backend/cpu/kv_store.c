@@ -62,9 +62,9 @@ static void make_keys(const struct store_job *j, const struct stored_rows *r,
                             dim, k, to);
         else
             memcpy(to, k, dim * sizeof *to);
-        if (l->basis == BASIS_HADAMARD)
-            hadamard_rotate(to, dim);
     }
+    if (l->basis == BASIS_HADAMARD)
+        j->b->kernels.hadamard_rows(out, dim, r->n);
     if (balanced) {
         const struct key_basis *basis = r->view->basis;
         j->b->kernels.basis_rows(key_basis_at(basis, basis->inverse, j->layer, r->head), dim, plain,
@@ -72,12 +72,11 @@ static void make_keys(const struct store_job *j, const struct stored_rows *r,
     }
 }
 
-static void make_values(const struct stored_rows *r, uint32_t dim) {
+static void make_values(const struct store_job *j, const struct stored_rows *r, uint32_t dim) {
     float *out = r->scratch->stored;
-    for (uint32_t i = 0; i < r->n; i++, out += dim) {
-        memcpy(out, r->v + i * r->stride, dim * sizeof *out);
-        hadamard_rotate(out, dim);
-    }
+    for (uint32_t i = 0; i < r->n; i++)
+        memcpy(out + (size_t)i * dim, r->v + i * r->stride, dim * sizeof *out);
+    j->b->kernels.hadamard_rows(out, dim, r->n);
 }
 
 /* Rows of a page that is encoded whole go into its shadow. The last one fills the page. */
@@ -90,7 +89,7 @@ static void store_whole(const struct store_job *j, const struct stored_rows *r,
     const uint32_t dim = l->k.head_dim;
     make_keys(j, r, l);
     encode_rows(j, r, &s->k, shadow, r->scratch->stored, dim);
-    make_values(r, dim);
+    make_values(j, r, dim);
     encode_rows(j, r, &s->v, shadow + s->k.bytes, r->scratch->stored, dim);
     if (r->first + r->n < TILE_TOKENS)
         return;

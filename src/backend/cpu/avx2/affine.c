@@ -350,18 +350,23 @@ static void score_tokens(struct reader *r, uint32_t lane, const struct channel_q
     const uint32_t dim = r->l->head_dim;
     int32_t dots[ROWS_AT_ONCE][BLOCK_LANES], sums[PASS_ROWS][BLOCK_LANES];
     for (uint32_t d = 0; d < dim; d += 4 * BLOCK_ROWS_MAX) {
+        const bool last = dim - d <= 4 * BLOCK_ROWS_MAX;
         const uint32_t rows = min_u32(dim - d, 4 * BLOCK_ROWS_MAX) / 4;
         reader_block(r, lane, d / 4, rows);
         for (uint32_t i = 0; i < n; i += ROWS_AT_ONCE) {
             uint32_t now = n - i < ROWS_AT_ONCE ? n - i : ROWS_AT_ONCE;
             DOT[r->source][now](r->at, r->line, rows, q->codes + (size_t)i * dim + d, dim, dots);
-            for (uint32_t j = 0; j < now; j++)
-                for (int v = 0; v < BLOCK_LANES; v++)
-                    sums[i + j][v] = dots[j][v] + (d ? sums[i + j][v] : 0);
+            for (uint32_t j = i; j < i + now; j++) {
+                int32_t *sum = dots[j - i];
+                for (int v = 0; d && v < BLOCK_LANES; v++)
+                    sum[v] += sums[j][v];
+                if (last)
+                    channels_finish(sum, q->scale[j], q->bias_sum[j], scores + j * stride + lane);
+                else
+                    memcpy(sums[j], sum, sizeof sums[j]);
+            }
         }
     }
-    for (uint32_t i = 0; i < n; i++)
-        channels_finish(sums[i], q->scale[i], q->bias_sum[i], scores + i * stride + lane);
 }
 
 void TIER(score_channels)(const struct tile_layout *l, const void *tile, const struct query_rows *q,

@@ -191,6 +191,13 @@ ALWAYS_INLINE vf reversed(vf x) {
     return _mm256_permute2f128_ps(x, x, 1);
 }
 
+/* Lane i of it is lane i ^ distance of x: 1, 2 or 4. */
+ALWAYS_INLINE vf swap_lanes(vf x, int distance) {
+    return distance == 1   ? _mm256_permute_ps(x, 0xb1)
+           : distance == 2 ? _mm256_permute_ps(x, 0x4e)
+                           : _mm256_permute2f128_ps(x, x, 1);
+}
+
 /* ---- what differs ---------------------------------------------------------------------------- */
 
 /* v, in a register: without it compilers fold a load into each of its uses. */
@@ -217,10 +224,11 @@ ALWAYS_INLINE vf times_power_of_2(vf x, vf n) {
     return x * (vf)((all - half + 127) << 23);
 }
 
+#define HAVE_SCORE_CHANNELS
+
 /* e^x for x <= 0, of scores; 0 where the result would be subnormal. NaN stays NaN. x = n ln 2 + r
  * with |r| <= ln 2 / 2, e^r by a polynomial of degree 7 (Cephes' coefficients; below 1 ulp with
  * FMA), 2^n by adding n to the exponent. */
-#define HAVE_SCORE_CHANNELS
 #define HAVE_EXP_SCORE
 ALWAYS_INLINE vf exp_score(vf x) {
     const vf smallest = splat(-87.336f); /* e^-87.336 is just above 2^-126 */

@@ -211,6 +211,14 @@ ALWAYS_INLINE vf reversed(vf x) {
     return _mm512_shuffle_f32x4(x, x, 0x1b);
 }
 
+/* Lane i of it is lane i ^ distance of x: 1, 2, 4 or 8. */
+ALWAYS_INLINE vf swap_lanes(vf x, int distance) {
+    return distance == 1   ? _mm512_permute_ps(x, 0xb1)
+           : distance == 2 ? _mm512_permute_ps(x, 0x4e)
+           : distance == 4 ? _mm512_shuffle_f32x4(x, x, 0xb1)
+                           : _mm512_shuffle_f32x4(x, x, 0x4e);
+}
+
 /* ---- codes ----------------------------------------------------------------------------------- */
 
 /* Codes, a byte each. */

@@ -194,6 +194,11 @@ ALWAYS_INLINE vf reversed(vf x) {
     return vextq_f32(x, x, 2);
 }
 
+/* Lane i of it is lane i ^ distance of x: 1 or 2. */
+ALWAYS_INLINE vf swap_lanes(vf x, int distance) {
+    return distance == 1 ? vrev64q_f32(x) : vextq_f32(x, x, 2);
+}
+
 /* ---- what differs ---------------------------------------------------------------------------- */
 
 /* 2^n for whole n in [-126, 127]. */

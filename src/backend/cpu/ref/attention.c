@@ -105,6 +105,11 @@ void basis_rows_ref(const float *matrix, uint32_t dim, const float *x, size_t x_
         key_basis_apply(matrix, dim, x + row * x_stride, y + (size_t)row * dim);
 }
 
+void hadamard_rows_ref(float *x, uint32_t dim, uint32_t rows) {
+    for (size_t row = 0; row < rows; row++)
+        hadamard_rotate(x + row * dim, dim);
+}
+
 void score_exact_ref(const struct tile_layout *l, const void *tile, const struct query_rows *q,
                      float *scores, size_t stride) {
     float k[HEAD_DIM_MAX];

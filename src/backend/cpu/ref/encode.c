@@ -29,6 +29,7 @@ void kernels_init_ref(struct kernels *k) {
         .encode_row = encode_row_ref,
         .encode_tile = encode_tile_ref,
         .basis_rows = basis_rows_ref,
+        .hadamard_rows = hadamard_rows_ref,
         .act_pack = act_pack_ref,
         .rms_norm = rms_norm_ref,
         .rope = rope_ref,

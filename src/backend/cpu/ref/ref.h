@@ -15,6 +15,7 @@
 query_pack_fn query_pack_ref;
 score_tile_fn score_affine_ref, score_exact_ref, score_channels_ref;
 basis_rows_fn basis_rows_ref;
+hadamard_rows_fn hadamard_rows_ref;
 centre_tile_fn centre_tile_ref;
 value_tile_fn value_affine_ref, value_exact_ref;
 softmax_run_fn softmax_run_ref;

@@ -18,6 +18,7 @@ void TIER(kernels_init)(struct kernels *k) {
     k->encode_row = TIER(encode_row);
     k->encode_tile = TIER(encode_tile);
     k->basis_rows = TIER(basis_rows);
+    k->hadamard_rows = TIER(hadamard_rows);
     k->act_pack = TIER(act_pack);
     k->product[weight_index(WEIGHT_F32)] = TIER(product_float);
     k->product[weight_index(WEIGHT_F16)] = TIER(product_float);

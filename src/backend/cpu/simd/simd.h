@@ -9,8 +9,8 @@
  *     floats     fmadd a b + c, fmsub a b - c, fnmadd c - a b: one rounding each; vmin, vmax: NaN
  *                if b is NaN; vmax_number: a NaN may be lost; round_even; f16_floats, f16_bits
  *     integers   to_int (nearest even), to_float, max_int, widen_int
- *     lanes      sum_lanes, sum_each (whose order of additions is stated there and nowhere else),
- *                min_lane, max_lane, sum_int, max_int_lane, any_lane, reversed, load_pairs
+ *     lanes      sum_lanes, sum_each (whose order of additions is stated there alone), min_lane,
+ *                max_lane, sum_int, max_int_lane, any_lane, reversed, swap_lanes, load_pairs
  *     limits     EXACT_ROWS and so on: how many sums the registers hold
  *
  * and the few operations that the tiers do in their own way (below "what differs"). What can be

@@ -60,6 +60,7 @@ softmax_run_fn TIER(softmax_run);
 encode_row_fn TIER(encode_row);
 encode_tile_fn TIER(encode_tile);
 basis_rows_fn TIER(basis_rows);
+hadamard_rows_fn TIER(hadamard_rows);
 act_pack_fn TIER(act_pack);
 product_fn TIER(product_float);
 rms_norm_fn TIER(rms_norm);
