@@ -19,8 +19,8 @@
  *     finish   s32 -> float, times scales, plus biases
  *
  * Invariants: the float arithmetic of a row is the same instructions in the same order whatever
- * other rows the call has. Group sizes are 32, 64 or 128, so a block has 8, 16 or 32 rows and byte
- * rows of every plane begin with it.
+ * other rows the call has. Groups of K are 32, 64 or 128 dims, or of KV_TILE all of a head, of
+ * which a block has up to 128: a multiple of 8 rows, so byte rows of every plane begin with it.
  */
 #include "backend/cpu/neon/dot.h"
 
@@ -32,6 +32,7 @@ enum {
     PASS_ROWS = 32,      /* share an unpacked block: their factors (8 KiB) and it stay in L1 */
     DIRECT_ROWS = ROWS_AT_ONCE, /* a single pass shares it with no other */
 };
+_Static_assert((int)PASS_ROWS <= (int)CHANNEL_ROWS, "a pass is packed at once");
 _Static_assert(4 * BLOCK_ROWS_MAX == 128, "a block has the rows of the widest group");
 _Static_assert(TILE_TOKENS <= 4 * BLOCK_ROWS_MAX, "and those of a V tile");
 
@@ -306,6 +307,58 @@ void TIER(score_affine)(const struct tile_layout *l, const void *tile, const str
         uint32_t n = q->rows - row < PASS_ROWS ? q->rows - row : PASS_ROWS;
         for (uint32_t g = 0; g < l->groups; g++)
             score_group(&r, g, q, row, n, scores, stride);
+    }
+}
+
+/* One query row of a block of channels: 16 tokens. */
+ALWAYS_INLINE void channels_finish(const int32_t *dots, float scale, float bias_sum, float *out) {
+    UNROLL_FOR(v, VECTORS) {
+        const float32x4_t dot = vcvtq_f32_s32(vld1q_s32(dots + 4 * v));
+        vst1q_f32(out + 4 * v, vfmaq_n_f32(vdupq_n_f32(bias_sum), dot, scale));
+    }
+}
+
+/* n <= PASS_ROWS packed rows and dims [d, d + 128), or those left. sums: dots of dims before. */
+static void score_dims(struct reader *r, uint32_t d, const struct channel_queries *q, uint32_t n,
+                       int32_t (*sums)[TILE_TOKENS], float *scores, size_t stride) {
+    const uint32_t dim = r->l->head_dim, size = min_u32(dim - d, 4 * BLOCK_ROWS_MAX);
+    struct pass p;
+    int32_t dots[ROWS_AT_ONCE][BLOCK_LANES];
+    for (uint32_t i = 0; i < n; i++) {
+        const int16_t *codes = q->codes + (size_t)i * dim + d;
+        order_for_lanes(codes, size, p.factors[i]);
+        p.sum[i] = 0;
+        for (uint32_t j = 0; j < size; j++)
+            p.sum[i] += codes[j];
+    }
+    for (uint32_t lane = 0; lane < TILE_TOKENS; lane += BLOCK_LANES) {
+        reader_block(r, lane, d / 4, size / 4);
+        for (uint32_t i = 0, now; i < n; i += now) {
+            now = n - i < ROWS_AT_ONCE ? n - i : ROWS_AT_ONCE;
+            reader_dots(r, size / 4, &p, i, now, dots);
+            for (uint32_t j = i; j < i + now; j++) {
+                int32_t *sum = sums[j] + lane;
+                for (int t = 0; t < BLOCK_LANES; t++)
+                    sum[t] = dots[j - i][t] + (d ? sum[t] : 0);
+                if (d + size == dim)
+                    channels_finish(sum, q->scale[j], q->bias_sum[j], scores + j * stride + lane);
+            }
+        }
+    }
+}
+
+void TIER(score_channels)(const struct tile_layout *l, const void *tile, const struct query_rows *q,
+                          float *scores, size_t stride) {
+    struct reader r;
+    struct channel_queries packed;
+    int32_t sums[PASS_ROWS][TILE_TOKENS];
+    ASSERT(l->kind == TILE_K && l->format.kind == KV_TILE);
+    reader_init(&r, l, tile, q->rows);
+    for (uint32_t row = 0; row < q->rows; row += PASS_ROWS) {
+        const uint32_t n = q->rows - row < PASS_ROWS ? q->rows - row : PASS_ROWS;
+        TIER(channel_pack)(l, tile, q->f32 + (size_t)row * q->dim, n, &packed);
+        for (uint32_t d = 0; d < l->head_dim; d += 4 * BLOCK_ROWS_MAX)
+            score_dims(&r, d, &packed, n, sums, scores + row * stride, stride);
     }
 }
 
