@@ -107,54 +107,60 @@ static void test_alike(void **state) {
     kvasir_model *m = open_linked("llama");
     struct had off, beside, other, file, old, small;
     char path[192];
-    assert_false(has_bases(m, "8", "off", &off));
-    assert_false(has_bases(m, "8", "auto", &beside)); /* there is no file */
+    assert_false(has_bases(m, "t4", "off", &off));
+    assert_false(has_bases(m, "t4", "auto", &beside)); /* there is no file */
+    assert_true(beside.n_facts == 1 && beside.fact == KVASIR_FACT_NOT_BALANCED);
     assert_true(same(&off, &beside));
 
     write_file(m, "llama/key-centre.safetensors", 20, true, 1);
-    assert_true(has_bases(m, "8", "auto", &beside));
-    assert_true(beside.centred && beside.n_facts == 1 && beside.fact == KVASIR_FACT_CENTRED);
+    assert_true(has_bases(m, "t4", "auto", &beside));
+    assert_true(beside.centred && beside.n_facts == 2 && beside.fact == KVASIR_FACT_BALANCED);
+    assert_false(has_bases(m, "8", "auto", &other)); /* of tile formats only */
+    assert_true(other.centred && other.n_facts == 1 && other.fact == KVASIR_FACT_CENTRED);
+    assert_false(has_bases(m, "r8,4", "auto", &other));
+    assert_true(other.centred);
     assert_false(same(&off, &beside));
-    assert_false(has_bases(m, "8", "off", &other));
+    assert_false(has_bases(m, "t4", "off", &other));
     assert_true(same(&off, &other));
     assert_false(has_bases(m, "f16", "auto", &other));
     assert_false(other.centred);
     kvasir_context *ctx; /* the file is no bias */
-    assert_int_equal(context_of(m, "8", "bias", &ctx), KVASIR_ERR_ARGUMENT);
+    assert_int_equal(context_of(m, "t4", "bias", &ctx), KVASIR_ERR_ARGUMENT);
 
     snprintf(path, sizeof path, "%s", write_file(m, "same", 20, true, 1));
-    assert_true(has_bases(m, "8", path, &file));
+    assert_true(has_bases(m, "t4", path, &file));
     assert_true(same(&beside, &file));
     assert_false(has_bases(m, "f16", path, &other));
     assert_true(other.n_facts == 1 && other.fact == KVASIR_FACT_CENTRE_UNUSED);
 
     /* the same means without bases; bases without pairs worth a centre */
     snprintf(path, sizeof path, "%s", write_file(m, "old", 20, false, 1));
-    assert_false(has_bases(m, "8", path, &old));
+    assert_false(has_bases(m, "t4", path, &old));
     assert_true(old.centred);
     assert_false(same(&old, &file));
     snprintf(path, sizeof path, "%s", write_file(m, "small", 0.1f, true, 1));
-    assert_true(has_bases(m, "8", path, &small));
+    assert_true(has_bases(m, "t4", path, &small));
     assert_false(small.centred);
-    assert_int_equal(small.n_facts, 0);
+    assert_true(small.n_facts == 1 && small.fact == KVASIR_FACT_BALANCED);
     assert_false(same(&small, &off));
     snprintf(path, sizeof path, "%s", write_file(m, "small", 0.1f, true, 2));
-    assert_true(has_bases(m, "8", path, &other));
+    assert_true(has_bases(m, "t4", path, &other));
     assert_false(same(&small, &other));
     kvasir_model_close(m);
 }
 
-/* Biases come before a file beside the model, and have no bases. */
+/* Biases come before a file beside the model, but not for tile formats; they have no bases. */
 static void test_biases(void **state) {
     (void)state;
     kvasir_model *m = open_linked("qwen2");
     struct had had;
     char path[192];
     write_file(m, "qwen2/key-centre.safetensors", 20, true, 1);
-    assert_false(has_bases(m, "8", "auto", &had));
-    assert_false(has_bases(m, "8", "bias", &had));
+    assert_true(has_bases(m, "t4", "auto", &had));
+    assert_false(has_bases(m, "t4", "bias", &had));
+    assert_true(had.n_facts == 2 && had.fact == KVASIR_FACT_NOT_BALANCED);
     snprintf(path, sizeof path, "%s/qwen2/key-centre.safetensors", folder.path);
-    assert_true(has_bases(m, "8", path, &had));
+    assert_true(has_bases(m, "t4", path, &had));
     kvasir_model_close(m);
 }
 
@@ -168,16 +174,16 @@ static void test_unlike(void **state) {
         kvasir_context *ctx;
         struct had off, had;
         char path[192];
-        assert_false(has_bases(m, "8", "auto", &off));
+        assert_false(has_bases(m, "t4", "auto", &off));
         snprintf(path, sizeof path, "%s/key-centre.safetensors", MODELS[i]);
         snprintf(path, sizeof path, "%s", write_file(m, path, 20, true, 1));
-        assert_true(has_bases(m, "8", "auto", &had));
+        assert_true(has_bases(m, "t4", "auto", &had));
         assert_false(had.centred || same(&off, &had));
-        assert_true(has_bases(m, "8", path, &had));
-        assert_false(has_bases(m, "8", "off", &had));
+        assert_true(has_bases(m, "t4", path, &had));
+        assert_false(has_bases(m, "t4", "off", &had));
         assert_true(same(&off, &had));
         assert_false(has_bases(m, "f16", "auto", &had));
-        assert_int_equal(context_of(m, "8", "bias", &ctx), KVASIR_ERR_UNSUPPORTED);
+        assert_int_equal(context_of(m, "t4", "bias", &ctx), KVASIR_ERR_UNSUPPORTED);
         assert_int_equal(context_of(m, "f16", path, &ctx), KVASIR_ERR_UNSUPPORTED);
         kvasir_model_close(m);
     }
@@ -191,6 +197,7 @@ static void test_budget(void **state) {
     uint64_t charged[2], bytes = 0;
     for (int i = 0; i < 2; i++) {
         kvasir_engine_options o = answers_options(48);
+        o.context.kv_bits = "t4";
         if (i)
             o.context.key_centre = write_file(m, "mistral.bases", 20, true, 1);
         kvasir_engine *e = answers_engine(m, &o);
