@@ -259,10 +259,10 @@ KVASIR_API uint64_t kvasir_seq_bytes(const kvasir_seq *seq);        /* of its pa
 KVASIR_API uint64_t kvasir_seq_bytes_16bit(const kvasir_seq *seq);
 /* Forgets everything from `length` on. Fails, naming the nearest lengths that work, if rotation or
  * a window has dropped a page that position `length` sees. 0 always works. A model with recurrent
- * layers goes back to the newest snapshot at or before `length` (or to the start) and evaluates the
- * rest again; *rerun, if not NULL, is how many tokens that were. If the budget does not allow that,
- * the sequence stays that much shorter (KVASIR_ERR_BUDGET). KVASIR_ERR_ARGUMENT, and nothing
- * changes, if some of those tokens are -1 (kvasir_seq_load). */
+ * layers goes back to the newest snapshot at or before `length` (or to the start), formats that are
+ * encoded a page at a time ("t4") to a page's start; the rest is evaluated again: *rerun tokens, if
+ * not NULL. If the budget does not allow that, the sequence stays that much shorter
+ * (KVASIR_ERR_BUDGET). KVASIR_ERR_ARGUMENT, and nothing changes, if one of them is -1. */
 KVASIR_API kvasir_status kvasir_seq_trim(kvasir_seq *seq, uint32_t length, uint32_t *rerun,
                                          kvasir_error *err);
 

@@ -115,6 +115,28 @@ static void row_convert(const struct page_conversion *c, const struct row_place 
     page_row_from_plain(c->to, c->basis, at, x);
 }
 
+/* The row at a place, from a tile of the old page, as the new page has it before it is encoded. */
+static void read_row(const struct page_conversion *c, const struct tile_layout *from,
+                     const uint8_t *in, struct row_place at, bool same, float *x) {
+    tile_decode_row(from, in, at.position - c->position, x);
+    if (!same)
+        row_convert(c, &at, x);
+}
+
+/* To a tile that is encoded whole. */
+static void convert_whole(const struct page_conversion *c, const struct tile_layout *from,
+                          const uint8_t *in, struct row_place at, bool same,
+                          const struct tile_layout *to, uint8_t *out) {
+    float rows[TILE_TOKENS * HEAD_DIM_MAX];
+    const size_t dim = to->head_dim;
+    ASSERT(c->rows == TILE_TOKENS);
+    for (uint32_t row = 0; row < TILE_TOKENS; row++, at.position++)
+        read_row(c, from, in, at, same, rows + row * dim);
+    for (size_t i = 0; i < TILE_TOKENS * dim; i++)
+        rows[i] = scalar_round(SCALAR_F16, rows[i]); /* as a shadow has it */
+    tile_encode(to, out, rows);
+}
+
 static void tile_convert(const struct page_conversion *c, enum tile_kind part, uint32_t layer,
                          uint32_t head, const uint8_t *in, uint8_t *out) {
     const struct tile_layout *from = part == TILE_K ? &c->from->k : &c->from->v,
@@ -122,26 +144,20 @@ static void tile_convert(const struct page_conversion *c, enum tile_kind part, u
     const bool keys = part == TILE_K,
                same = keys ? c->from->basis == c->to->basis && c->from->centred == c->to->centred
                            : (c->from->basis == BASIS_PLAIN) == (c->to->basis == BASIS_PLAIN);
+    struct row_place at = {part, layer, head, c->position};
     if (same && kv_format_equal(from->format, to->format)) {
         memcpy(out, in, to->bytes);
         return;
     }
-    float rows[TILE_TOKENS * HEAD_DIM_MAX];
-    ASSERT(c->rows == TILE_TOKENS || !kv_format_whole(to->format));
-    for (uint32_t row = 0; row < c->rows; row++) {
-        float *x = rows + (size_t)row * to->head_dim;
-        const struct row_place at = {part, layer, head, c->position + row};
-        tile_decode_row(from, in, row, x);
-        if (!same)
-            row_convert(c, &at, x);
-        if (!kv_format_whole(to->format))
-            tile_encode_row(to, out, row, x);
-        else
-            for (uint32_t i = 0; i < to->head_dim; i++)
-                x[i] = scalar_round(SCALAR_F16, x[i]); /* as a shadow has it */
+    if (kv_format_whole(to->format)) {
+        convert_whole(c, from, in, at, same, to, out);
+        return;
     }
-    if (kv_format_whole(to->format))
-        tile_encode(to, out, rows);
+    for (uint32_t row = 0; row < c->rows; row++, at.position++) {
+        float x[HEAD_DIM_MAX];
+        read_row(c, from, in, at, same, x);
+        tile_encode_row(to, out, row, x);
+    }
 }
 
 void page_convert(const struct page_conversion *c, const uint8_t *from, uint8_t *to) {

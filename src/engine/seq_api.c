@@ -252,9 +252,9 @@ static kvasir_status check_rerun(const struct kvasir_seq *s, uint32_t length, kv
     for (uint32_t i = reached; i < length; i++)
         if (seq_tokens(s->seq)[i] < 0)
             return fail(err, KVASIR_ERR_ARGUMENT,
-                        "cannot trim to %u tokens: recurrent layers would evaluate tokens %u to %u "
-                        "again, but the prompt-cache file did not name token %u: load the file "
-                        "again, or trim to no fewer tokens than it has",
+                        "cannot trim to %u tokens: tokens %u to %u would be evaluated again, but "
+                        "the prompt-cache file did not name token %u: load the file again, or trim "
+                        "to no fewer tokens than it has",
                         length, reached, length - 1, i);
     return KVASIR_OK;
 }
