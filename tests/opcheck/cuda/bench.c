@@ -42,9 +42,9 @@ struct format {
     double us[SHAPES_MAX]; /* targets of decode by shape; 0: none */
 };
 #define EXACT(scalar)                                                                              \
-    { 16, (scalar), 0 }
+    { 16, (scalar), 0, KV_ROWS }
 #define AFFINE(bits, group)                                                                        \
-    { (bits), SCALAR_F16, (group) }
+    { (bits), SCALAR_F16, (group), KV_ROWS }
 static const struct format FORMATS[] = {
     {"f16", EXACT(SCALAR_F16), EXACT(SCALAR_F16), true, 92, {12, 25, 140}},
     {"bf16", EXACT(SCALAR_BF16), EXACT(SCALAR_BF16), false, 0, {12, 25}},

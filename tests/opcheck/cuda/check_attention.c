@@ -247,7 +247,7 @@ static void check_scene(struct scene *c, float q_size) {
 static const struct kv_format F16_FORMAT = {16, SCALAR_F16, 0, KV_ROWS},
                               BF16_FORMAT = {16, SCALAR_BF16, 0, KV_ROWS};
 
-static struct kv_format affine(uint8_t bits, uint16_t group, enum scalar_type t) {
+static struct kv_format affine(uint8_t bits, uint8_t group, enum scalar_type t) {
     return (struct kv_format){bits, (uint8_t)t, group, KV_ROWS};
 }
 
@@ -386,7 +386,7 @@ void check_cuda_attention(void) {
         check_formats(BF16_FORMAT, BF16_FORMAT, DIMS[i]);
         static const uint8_t BITS[][2] = {{8, 8}, {8, 4}, {4, 4}, {4, 2}, {8, 2}, {4, 8}};
         for (uint32_t j = 0; j < (quick && i ? 2u : 6u); j++)
-            for (uint16_t group = 64; group >= 32; group /= 2)
+            for (uint8_t group = 64; group >= 32; group /= 2)
                 check_formats(affine(BITS[j][0], group, SCALAR_F16),
                               affine(BITS[j][1], group, SCALAR_F16), DIMS[i]);
         check_formats(affine(8, 64, SCALAR_BF16), affine(4, 32, SCALAR_BF16), DIMS[i]);

@@ -48,7 +48,7 @@ struct own_batch {
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
-static struct kv_format affine(uint8_t bits, uint16_t group) {
+static struct kv_format affine(uint8_t bits, uint8_t group) {
     return (struct kv_format){.bits = bits, .scalar = SCALAR_F16, .group = group};
 }
 
