@@ -71,23 +71,28 @@ void hadamard_rotate(float *x, uint32_t head_dim) {
         x[i] *= scale;
 }
 
+/* Rotates the row if its basis does that, either way, since H is its own inverse. False: the row is
+ * multiplied by a matrix instead. */
+static bool row_rotate(const struct page_layout *l, enum tile_kind part, float *x) {
+    const bool balanced = l->basis == BASIS_BALANCED && part == TILE_K;
+    if (!balanced && l->basis != BASIS_PLAIN)
+        hadamard_rotate(x, l->k.head_dim);
+    return !balanced;
+}
+
 void page_row_to_plain(const struct page_layout *l, const struct key_basis *basis,
                        const struct row_place *at, float *x) {
     const size_t dim = l->k.head_dim;
-    float rotated[HEAD_DIM_MAX];
-    if (l->basis == BASIS_PLAIN)
+    float balanced[HEAD_DIM_MAX];
+    if (row_rotate(l, at->part, x))
         return;
-    if (at->part == TILE_V || l->basis == BASIS_HADAMARD) {
-        hadamard_rotate(x, l->k.head_dim);
-        return;
-    }
     /* k = M k'. M^T is stored input by input, so a row of it there is a row of M. */
     const float *forward = key_basis_at(basis, basis->forward, at->layer, at->head);
-    memcpy(rotated, x, dim * sizeof *x);
+    memcpy(balanced, x, dim * sizeof *x);
     for (size_t i = 0; i < dim; i++) {
         double sum = 0;
         for (size_t j = 0; j < dim; j++)
-            sum += (double)forward[i * dim + j] * (double)rotated[j];
+            sum += (double)forward[i * dim + j] * (double)balanced[j];
         x[i] = (float)sum;
     }
 }
@@ -95,12 +100,8 @@ void page_row_to_plain(const struct page_layout *l, const struct key_basis *basi
 void page_row_from_plain(const struct page_layout *l, const struct key_basis *basis,
                          const struct row_place *at, float *x) {
     float plain[HEAD_DIM_MAX];
-    if (l->basis == BASIS_PLAIN)
+    if (row_rotate(l, at->part, x))
         return;
-    if (at->part == TILE_V || l->basis == BASIS_HADAMARD) {
-        hadamard_rotate(x, l->k.head_dim);
-        return;
-    }
     memcpy(plain, x, l->k.head_dim * sizeof *x);
     key_basis_apply(key_basis_at(basis, basis->inverse, at->layer, at->head), l->k.head_dim, plain,
                     x);

@@ -69,12 +69,12 @@ static uint64_t shared_dropped_bytes(const struct kv_seq *s, uint32_t end) {
 /* Bytes that private copies of shared open pages and of a shared state will take. */
 static uint64_t copy_bytes(const struct kv_seq *s) {
     uint64_t bytes = state_is_shared(s) ? s->cache->state_page_bytes : 0;
-    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
         if (open_is_shared(s, g))
             bytes +=
                 s->cache->layouts[g][layout_of(&s->rule, g, s->length / TILE_TOKENS)].page_bytes;
-    for (uint32_t g = 0; g < s->cache->n_groups; g++)
         bytes += shadow_copy_bytes(s, g);
+    }
     return bytes;
 }
 
@@ -117,15 +117,8 @@ static uint64_t grown(uint64_t cap, uint64_t least, uint64_t n) {
 enum { TABLE_LEAST = 16, TOKENS_LEAST = 256 };
 
 static kvasir_status table_room(struct table *t, uint32_t n, kvasir_error *err) {
-    if (n <= t->cap)
-        return KVASIR_OK;
-    const uint32_t cap = (uint32_t)grown(t->cap, TABLE_LEAST, n);
-    struct kv_page *pages = mem_realloc(t->pages, cap, sizeof *pages);
-    if (!pages)
-        return fail(err, KVASIR_ERR_MEMORY, "page table of %u entries: out of memory", cap);
-    t->pages = pages;
-    t->cap = cap;
-    return KVASIR_OK;
+    const uint32_t cap = n <= t->cap ? t->cap : (uint32_t)grown(t->cap, TABLE_LEAST, n);
+    return seq_pages_room(&t->pages, &t->cap, cap, err);
 }
 
 static kvasir_status token_room(struct kv_seq *s, uint32_t length, kvasir_error *err) {
@@ -244,12 +237,13 @@ static uint32_t count_states(const struct kv_seq *s) {
 
 uint64_t seq_bytes(const struct kv_seq *s) {
     uint64_t bytes = count_states(s) * s->cache->state_page_bytes;
-    for (uint32_t g = 0; g < s->cache->n_groups; g++)
-        for (uint32_t i = 0; i < s->tables[g].n; i++)
-            bytes += s->cache->layouts[g][s->tables[g].pages[i].layout].page_bytes;
-    for (uint32_t g = 0; g < s->cache->n_groups; g++)
-        for (uint32_t i = 0; i < s->tables[g].n_shadows; i++)
-            bytes += s->cache->layouts[g][s->tables[g].shadows[i].layout].page_bytes;
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
+        const struct table *t = &s->tables[g];
+        for (uint32_t i = 0; i < t->n; i++)
+            bytes += s->cache->layouts[g][t->pages[i].layout].page_bytes;
+        for (uint32_t i = 0; i < t->n_shadows; i++)
+            bytes += s->cache->layouts[g][t->shadows[i].layout].page_bytes;
+    }
     return bytes;
 }
 
@@ -473,18 +467,10 @@ static kvasir_status table_push(struct kv_seq *s, uint32_t group, uint32_t numbe
     return KVASIR_OK;
 }
 
-/* SEQ-3: replaces a shared open page by a private copy. The other holders keep the original. */
+/* SEQ-3 */
 static kvasir_status open_unshare(struct kv_seq *s, uint32_t group, kvasir_error *err) {
-    if (!open_is_shared(s, group))
-        return KVASIR_OK;
-    struct kv_cache *c = s->cache;
-    struct kv_page *page = &s->tables[group].pages[open_entry(s, group)];
-    uint32_t addr;
-    TRY(page_take(c->pool, c->groups[group].page_class[page->layout], &addr, err));
-    page_copy(c->pool, addr, page->addr);
-    page_unref(c->pool, page->addr);
-    page->addr = addr;
-    return KVASIR_OK;
+    const int64_t i = open_entry(s, group);
+    return i >= 0 ? seq_page_unshare(s, group, &s->tables[group].pages[i], err) : KVASIR_OK;
 }
 
 /* SEQ-4: makes the private open page's slots from `length` on read as zeros. Attention gives them

@@ -50,14 +50,19 @@ struct kv_seq {
 /* Number of entries of a table that covers positions before `length`. */
 uint32_t seq_entries_for(const struct kv_seq *s, uint32_t group, uint32_t length);
 void seq_table_truncate(struct kv_seq *s, uint32_t group, uint32_t n);
+/* Room for n pages in a list with room for *cap. */
+kvasir_status seq_pages_room(struct kv_page **pages, uint32_t *cap, uint32_t n,
+                             kvasir_error *err) MUST_CHECK;
+/* SEQ-3: replaces a page by a private copy if it is shared. The other holders keep the original. */
+kvasir_status seq_page_unshare(struct kv_seq *s, uint32_t group, struct kv_page *page,
+                               kvasir_error *err) MUST_CHECK;
 void seq_state_drop(struct kv_seq *s);
 /* Forgets the snapshots from entry n on. */
 void seq_snapshots_truncate(struct kv_seq *s, uint32_t n);
 
 /* ---- seq_shadow.c ---------------------------------------------------------------------------- */
 
-/* Room for n in the table; for those of a step, as seq_reserve makes it; the bytes of that. */
-kvasir_status shadow_room(struct table *t, uint32_t n, kvasir_error *err) MUST_CHECK;
+/* Room in the table for those of a step, as seq_reserve makes it; the bytes of that. */
 kvasir_status shadows_reserve(struct kv_seq *s, uint32_t group, kvasir_error *err) MUST_CHECK;
 uint64_t shadows_overhead_bytes(const struct kv_cache *c, uint32_t group);
 /* Bytes that a private copy of a shared shadow will take. */

@@ -135,7 +135,7 @@ kvasir_status seq_requantize(struct kv_seq *s, struct kv_format k, struct kv_for
     TRY(cache_rule_find(c, k, v, group_k, group_v, &rule, err));
     TRY(pool_check_room(c->pool, requantize_bytes(s, &rule), err));
     for (uint32_t g = 0; g < c->n_groups; g++)
-        TRY(shadow_room(&s->tables[g], 1, err));
+        TRY(seq_pages_room(&s->tables[g].shadows, &s->tables[g].cap_shadows, 1, err));
     TRY(cache_rule_adopt(c, &rule, err));
     TRY_GOTO(requantize_claim(s, &rule, err));
     for (uint32_t g = 0; g < c->n_groups; g++)

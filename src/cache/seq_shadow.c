@@ -24,23 +24,13 @@ static uint32_t shadow_index(const struct kv_seq *s, uint32_t group, uint32_t nu
 
 /* Whether any page of the group has a shadow. */
 static bool has_shadows(const struct kv_cache *c, const struct layout_rule *rule, uint32_t group) {
-    return cache_shadow_of(c, group, rule->layout[group]) != NO_LAYOUT;
-}
-
-kvasir_status shadow_room(struct table *t, uint32_t n, kvasir_error *err) {
-    if (n <= t->cap_shadows)
-        return KVASIR_OK;
-    struct kv_page *shadows = mem_realloc(t->shadows, n, sizeof *shadows);
-    if (!shadows)
-        return fail(err, KVASIR_ERR_MEMORY, "%u shadows of pages: out of memory", n);
-    t->shadows = shadows;
-    t->cap_shadows = n;
-    return KVASIR_OK;
+    return cache_is_whole(c, group, rule->layout[group]);
 }
 
 kvasir_status shadows_reserve(struct kv_seq *s, uint32_t group, kvasir_error *err) {
     return has_shadows(s->cache, &s->rule, group)
-               ? shadow_room(&s->tables[group], SHADOWS_MOST, err)
+               ? seq_pages_room(&s->tables[group].shadows, &s->tables[group].cap_shadows,
+                                SHADOWS_MOST, err)
                : KVASIR_OK;
 }
 
@@ -56,30 +46,18 @@ uint64_t shadow_copy_bytes(const struct kv_seq *s, uint32_t group) {
                : 0;
 }
 
-/* SEQ-3 */
-static kvasir_status shadow_unshare(struct kv_seq *s, uint32_t group, kvasir_error *err) {
-    struct kv_cache *c = s->cache;
-    struct kv_page *page = s->tables[group].shadows;
-    uint32_t addr;
-    if (!shadow_copy_bytes(s, group))
-        return KVASIR_OK;
-    TRY(page_take(c->pool, c->groups[group].page_class[page->layout], &addr, err));
-    page_copy(c->pool, addr, page->addr);
-    page_unref(c->pool, page->addr);
-    page->addr = addr;
-    return KVASIR_OK;
-}
-
 kvasir_status shadows_prepare(struct kv_seq *s, uint32_t group, uint32_t end, kvasir_error *err) {
     struct kv_cache *c = s->cache;
     struct table *t = &s->tables[group];
     if (!has_shadows(c, &s->rule, group))
         return KVASIR_OK;
-    TRY(shadow_unshare(s, group, err));
-    if (!t->n_shadows)
+    if (t->n_shadows)
+        TRY(seq_page_unshare(s, group, &t->shadows[0], err));
+    else
         t->shadow_first = max_u32(s->length / TILE_TOKENS, s->rule.start_pages);
     const uint32_t pages = pages_for(end);
-    TRY(shadow_room(t, pages > t->shadow_first ? pages - t->shadow_first : 0, err));
+    TRY(seq_pages_room(&t->shadows, &t->cap_shadows,
+                       pages > t->shadow_first ? pages - t->shadow_first : 0, err));
     for (uint32_t n; (n = t->shadow_first + t->n_shadows) < pages; t->n_shadows++) {
         const uint32_t layout = shadow_index(s, group, n);
         uint32_t addr;

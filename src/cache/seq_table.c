@@ -23,3 +23,27 @@ void seq_snapshots_truncate(struct kv_seq *s, uint32_t n) {
     while (s->n_snapshots > n)
         page_unref(s->cache->pool, s->snapshots[--s->n_snapshots].addr);
 }
+
+kvasir_status seq_pages_room(struct kv_page **pages, uint32_t *cap, uint32_t n, kvasir_error *err) {
+    if (n <= *cap)
+        return KVASIR_OK;
+    struct kv_page *more = mem_realloc(*pages, n, sizeof *more);
+    if (!more)
+        return fail(err, KVASIR_ERR_MEMORY, "page table of %u entries: out of memory", n);
+    *pages = more;
+    *cap = n;
+    return KVASIR_OK;
+}
+
+kvasir_status seq_page_unshare(struct kv_seq *s, uint32_t group, struct kv_page *page,
+                               kvasir_error *err) {
+    struct kv_cache *c = s->cache;
+    uint32_t addr;
+    if (!page_shared(c->pool, page->addr))
+        return KVASIR_OK;
+    TRY(page_take(c->pool, c->groups[group].page_class[page->layout], &addr, err));
+    page_copy(c->pool, addr, page->addr);
+    page_unref(c->pool, page->addr);
+    page->addr = addr;
+    return KVASIR_OK;
+}

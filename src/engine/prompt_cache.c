@@ -426,10 +426,8 @@ size_t prompt_load_page_bytes(const struct prompt_load *l) {
 
 /* Writes row `row` of a head of the file to its slot of the tile, or into l->rows. */
 static void put_row(struct prompt_load *l, const struct prompt_side *side,
-                    const struct row_place *at, uint32_t row, const struct page_layout *page,
-                    uint8_t *tile) {
-    const struct kv_shape *shape =
-        &l->ctx->options.shapes[model_kv_place(l->p->model->model, at->layer).group];
+                    const struct kv_shape *shape, const struct row_place *at, uint32_t row,
+                    const struct page_layout *page, uint8_t *tile) {
     const struct tile_layout *layout = at->part == TILE_V ? &page->v : &page->k;
     const uint32_t slot = at->position % TILE_TOKENS;
     const bool centred = at->part == TILE_K && page->centred;
@@ -445,11 +443,9 @@ static void put_row(struct prompt_load *l, const struct prompt_side *side,
         affine_dequantize(l->codes, l->scales, l->biases, side->dim, side->format.group,
                           side->format.scalar, x);
     }
-    const struct row_place in_group = {
-        at->part, model_kv_place(l->p->model->model, at->layer).layer, at->head, at->position};
     if (centred)
-        key_centre_add(shape->centre, in_group.layer, at->head, at->position, -1, x);
-    page_row_from_plain(page, shape->basis, &in_group, x);
+        key_centre_add(shape->centre, at->layer, at->head, at->position, -1, x);
+    page_row_from_plain(page, shape->basis, at, x);
     if (!kv_format_whole(layout->format))
         tile_encode_row(layout, tile, slot, x);
     else
@@ -461,17 +457,21 @@ static void put_row(struct prompt_load *l, const struct prompt_side *side,
 static void make_tile(struct prompt_load *l, uint32_t layer, int side, uint32_t head,
                       uint32_t first, uint32_t n, uint8_t *tile) {
     const struct prompt_kv *kv = &l->p->of_layer[layer]->kv;
+    const struct kv_place place = model_kv_place(l->p->model->model, layer);
     const struct page_layout *page = layout_at(l, layer, first);
     const struct tile_layout *layout = side ? &page->v : &page->k;
+    const bool whole = kv_format_whole(layout->format);
     memset(tile, 0, layout->bytes);
-    memset(l->rows, 0, TILE_TOKENS * layout->head_dim * sizeof *l->rows);
+    if (whole)
+        memset(l->rows, 0, TILE_TOKENS * layout->head_dim * sizeof *l->rows);
     for (uint32_t i = 0; i < n; i++) {
         const int64_t row = prompt_entry_row(kv, first + i);
-        const struct row_place at = {side ? TILE_V : TILE_K, layer, head, first + i};
+        const struct row_place at = {side ? TILE_V : TILE_K, place.layer, head, first + i};
         if (row >= 0)
-            put_row(l, &kv->sides[side], &at, (uint32_t)row, page, tile);
+            put_row(l, &kv->sides[side], &l->ctx->options.shapes[place.group], &at, (uint32_t)row,
+                    page, tile);
     }
-    if (kv_format_whole(layout->format))
+    if (whole)
         tile_encode(layout, tile, l->rows);
 }
 

@@ -83,22 +83,27 @@ static kvasir_status table_init(struct centre_table *t, const struct key_centre 
     return KVASIR_OK;
 }
 
+/* Returns the bytes that it takes. */
+static size_t scratch_lay_out(struct centre_scratch *s, size_t pairs, uint8_t *base) {
+    const size_t rows = BLOCK_ROWS * pairs * 2 * sizeof(float),
+                 turns = SPLIT_TILES * pairs * 2 * sizeof(float);
+    size_t used = 0;
+    s->index = cut(base, &used, pairs * sizeof *s->index);
+    s->start_ab = cut(base, &used, rows);
+    s->split_ab = cut(base, &used, rows);
+    s->split_ba = cut(base, &used, rows);
+    s->tile_ab = cut(base, &used, rows);
+    s->turn_cos = cut(base, &used, turns);
+    s->turn_sin = cut(base, &used, turns);
+    return used;
+}
+
 static bool scratch_init(struct centre_scratch *s, size_t pairs) {
-    size_t rows = BLOCK_ROWS * pairs * 2 * sizeof(float);
-    size_t turns = SPLIT_TILES * pairs * 2 * sizeof(float);
     mem_free(s->memory);
-    s->memory = mem_alloc_aligned(round_up(pairs * sizeof *s->index, 64) + 4 * round_up(rows, 64) +
-                                  2 * round_up(turns, 64));
+    s->memory = mem_alloc_aligned(scratch_lay_out(s, pairs, NULL));
     if (!s->memory)
         return false;
-    uint8_t *at = s->memory;
-    s->index = cut(&at, pairs * sizeof *s->index);
-    s->start_ab = cut(&at, rows);
-    s->split_ab = cut(&at, rows);
-    s->split_ba = cut(&at, rows);
-    s->tile_ab = cut(&at, rows);
-    s->turn_cos = cut(&at, turns);
-    s->turn_sin = cut(&at, turns);
+    (void)scratch_lay_out(s, pairs, s->memory);
     return true;
 }
 

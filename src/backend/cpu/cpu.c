@@ -62,51 +62,43 @@ static kvasir_status cpu_check_layout(const struct backend *b, const struct page
 }
 
 /* The packed rows of a block. */
-static size_t query_bytes(uint32_t head_dim) {
-    const size_t values = (size_t)BLOCK_ROWS * head_dim, runs = head_dim / 32 + 1;
-    return values * sizeof(float) + values * sizeof(int16_t) + BLOCK_ROWS * runs * sizeof(int32_t) +
-           BLOCK_ROWS * sizeof(float);
-}
-
-static void query_cut(struct query_rows *q, uint32_t head_dim, uint8_t **at) {
+static void query_lay_out(struct query_rows *q, uint32_t head_dim, uint8_t *base, size_t *used) {
     const size_t values = (size_t)BLOCK_ROWS * head_dim, runs = head_dim / 32 + 1;
     q->dim = head_dim;
-    q->f32 = cut(at, values * sizeof *q->f32);
-    q->codes = cut(at, values * sizeof *q->codes);
-    q->sum32 = cut(at, BLOCK_ROWS * runs * sizeof *q->sum32);
-    q->scale = cut(at, BLOCK_ROWS * sizeof *q->scale);
+    q->f32 = cut(base, used, values * sizeof *q->f32);
+    q->codes = cut(base, used, values * sizeof *q->codes);
+    q->sum32 = cut(base, used, BLOCK_ROWS * runs * sizeof *q->sum32);
+    q->scale = cut(base, used, BLOCK_ROWS * sizeof *q->scale);
+}
+
+/* Returns the bytes that it takes. */
+static size_t scratch_lay_out(struct worker_scratch *s, const struct backend_limits *limits,
+                              uint8_t *base) {
+    const size_t out = (size_t)BLOCK_ROWS * limits->head_dim * sizeof(float),
+                 stored = (size_t)TILE_TOKENS * limits->head_dim * sizeof(float);
+    size_t used = 0;
+    for (int i = 0; i < BASIS_COUNT; i++)
+        query_lay_out(&s->queries[i], limits->head_dim, base, &used);
+    s->scores = cut(base, &used, (size_t)BLOCK_ROWS * SPLIT_TOKENS * sizeof *s->scores);
+    s->visited = cut(base, &used, 2 * sizeof *s->visited);
+    s->split = cut(base, &used, BLOCK_ROWS * sizeof *s->split);
+    s->all = cut(base, &used, BLOCK_ROWS * sizeof *s->all);
+    s->split_out = cut(base, &used, out);
+    s->all_out = cut(base, &used, out);
+    s->turned = cut(base, &used, out);
+    s->turned_out = cut(base, &used, out);
+    s->stored = cut(base, &used, stored);
+    s->stored_plain = cut(base, &used, stored);
+    s->panel = cut(base, &used, product_scratch_bytes(max_u32(limits->dim, limits->expert_dim)));
+    s->term = cut(base, &used, (size_t)limits->rows * ITEM_OUTPUTS * sizeof *s->term);
+    return used;
 }
 
 static bool worker_scratch_init(struct worker_scratch *s, const struct backend_limits *limits) {
-    const uint32_t head_dim = limits->head_dim;
-    const size_t out = (size_t)BLOCK_ROWS * head_dim * sizeof(float),
-                 stored = (size_t)TILE_TOKENS * head_dim * sizeof(float),
-                 scores = (size_t)BLOCK_ROWS * SPLIT_TOKENS * sizeof(float),
-                 visited = 2 * sizeof(struct split), partial = BLOCK_ROWS * sizeof(struct partial),
-                 panel = product_scratch_bytes(max_u32(limits->dim, limits->expert_dim)),
-                 term = (size_t)limits->rows * ITEM_OUTPUTS * sizeof(float);
-    const size_t total = BASIS_COUNT * query_bytes(head_dim) + scores + visited + 2 * partial +
-                         4 * out + 2 * stored + panel + term;
-    enum { PIECES = 4 * BASIS_COUNT + 12 }; /* each is rounded up to 64 bytes */
-    s->memory = mem_alloc_aligned(total + PIECES * 64);
+    s->memory = mem_alloc_aligned(scratch_lay_out(s, limits, NULL));
     if (!s->memory)
         return false;
-    uint8_t *at = s->memory;
-    for (int i = 0; i < BASIS_COUNT; i++)
-        query_cut(&s->queries[i], head_dim, &at);
-    s->scores = cut(&at, scores);
-    s->visited = cut(&at, visited);
-    s->split = cut(&at, partial);
-    s->all = cut(&at, partial);
-    s->split_out = cut(&at, out);
-    s->all_out = cut(&at, out);
-    s->turned = cut(&at, out);
-    s->turned_out = cut(&at, out);
-    s->stored = cut(&at, stored);
-    s->stored_plain = cut(&at, stored);
-    s->panel = cut(&at, panel);
-    s->term = cut(&at, term);
-    ASSERT(at <= (uint8_t *)s->memory + total + PIECES * 64);
+    (void)scratch_lay_out(s, limits, s->memory);
     return true;
 }
 

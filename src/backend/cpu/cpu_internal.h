@@ -145,10 +145,11 @@ enum { PARTIAL_ROWS = 16384 };
  * taking an item. With several rows, half as many outputs take as long. */
 enum { ITEM_OUTPUTS = 64, ITEM_OUTPUTS_ROWS = 32 };
 
-/* Takes `bytes` from a region that starts at *at, keeping 64-byte alignment. */
-static inline void *cut(uint8_t **at, size_t bytes) {
-    void *p = *at;
-    *at += round_up(bytes, 64);
+/* The next `bytes` of a region at `base`, with 64-byte alignment; *used: of the region so far. base
+ * NULL: NULL, to find out how large the region must be. */
+static inline void *cut(uint8_t *base, size_t *used, size_t bytes) {
+    void *p = base ? base + *used : NULL;
+    *used += round_up(bytes, 64);
     return p;
 }
 

@@ -125,14 +125,15 @@ static void store_item(void *ctx, size_t item, int worker) {
                                   .scratch = &j->b->scratch[worker]};
     if (page_is_whole(l)) {
         store_whole(j, &r, l, tiles);
-    } else if (l->centred) {
+        return;
+    }
+    if (l->centred) {
         make_keys(j, &r, l);
         encode_rows(j, &r, &l->k, tiles, r.scratch->stored, dim);
-        encode_rows(j, &r, &l->v, tiles + l->k.bytes, r.v, r.stride);
     } else {
         encode_rows(j, &r, &l->k, tiles, r.k, r.stride);
-        encode_rows(j, &r, &l->v, tiles + l->k.bytes, r.v, r.stride);
     }
+    encode_rows(j, &r, &l->v, tiles + l->k.bytes, r.v, r.stride);
 }
 
 void cpu_kv_store(struct backend *base, const struct batch *batch, const struct kv_view *views,
