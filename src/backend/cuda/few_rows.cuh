@@ -138,17 +138,18 @@ constexpr uint32_t few_input_bytes(uint32_t pairs, uint32_t rows) {
 }
 
 // The runs that this warp multiplies, of all rows. four_of(row, of_row(row), i): four inputs.
-template <class Row, class From>
+// keep(row, i, of those): where they are to be written.
+template <class Row, class From, class Keep>
 __device__ __forceinline__ void round_runs(const few_inputs &in, const weight_view &v, Row of_row,
-                                           From four_of) {
+                                           From four_of, Keep keep) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     for (uint32_t run = warp; run * RUN_PAIRS < v.pairs; run += warps)
         for (uint32_t row = 0; row < in.rows; row++) {
             const float known = of_row(row);
-            const half_run x = round_half_run([&](uint32_t four) {
-                const uint32_t i = run * RUN + four * 4;
-                return i < v.k ? four_of(row, known, i) : make_float4(0, 0, 0, 0);
-            });
+            const half_run x = round_half_run(
+                fours_of_run(v.k, run),
+                [&](uint32_t four) { return four_of(row, known, run * RUN + four * 4); },
+                [&](uint32_t four, float4 y) { keep(row, run * RUN + four * 4, y); });
             if (lane == 0)
                 in.units[run * in.rows + row] = x.unit;
 #pragma unroll
@@ -188,7 +189,8 @@ struct few_rows_of {
     __device__ __forceinline__ void round(const few_inputs &in, const weight_view &v) const {
         round_runs(
             in, v, [](uint32_t) { return 0.0f; },
-            [&](uint32_t row, float, uint32_t i) { return rows.four_at(row, i); });
+            [&](uint32_t row, float, uint32_t i) { return rows.four_at(row, i); },
+            [](uint32_t, uint32_t, float4) {});
     }
 };
 struct few_norms {
@@ -207,10 +209,11 @@ struct few_norms {
                 return norm_inverse(norm, sum);
             },
             [&](uint32_t row, float inverse, uint32_t i) {
-                const float4 y = norm_four(norm, norm.x + (size_t)row * v.k, inverse, i);
+                return norm_four(norm, norm.x + (size_t)row * v.k, inverse, i);
+            },
+            [&](uint32_t row, uint32_t i, float4 y) {
                 if (blockIdx.x == 0)
                     *(float4 *)(norm.y + (size_t)row * v.k + i) = y;
-                return y;
             });
     }
 };

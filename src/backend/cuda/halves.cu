@@ -62,15 +62,14 @@ __global__ void __launch_bounds__(256)
     const uint32_t row = (uint32_t)(warp / runs), run = (uint32_t)(warp % runs);
     if (row >= t.rows)
         return;
-    put_run(t, row, run, round_half_run([&](uint32_t four) {
-                const uint32_t i = run * RUN + four * 4;
-                if (i >= t.k)
-                    return make_float4(0, 0, 0, 0);
-                const float4 v = from.four_at(row, i);
-                if (y)
-                    *(float4 *)(y + (size_t)row * t.k + i) = v;
-                return v;
-            }));
+    put_run(t, row, run,
+            round_half_run(
+                fours_of_run(t.k, run),
+                [&](uint32_t four) { return from.four_at(row, run * RUN + four * 4); },
+                [&](uint32_t four, float4 v) {
+                    if (y)
+                        *(float4 *)(y + (size_t)row * t.k + run * RUN + four * 4) = v;
+                }));
 }
 
 // rms_norm and rounding. grid: [row]
@@ -79,16 +78,15 @@ __global__ void __launch_bounds__(NORM_THREADS)
     kernel_begins();
     const uint32_t row = blockIdx.x, warp = threadIdx.x / 32;
     const float *x = norm.x + (size_t)row * t.k;
+    float4 *y = (float4 *)(norm.y + (size_t)row * t.k);
     const float inverse = norm_inverse_block(norm, x);
     for (uint32_t run = warp; run * RUN_PAIRS < t.pairs; run += NORM_THREADS / 32)
-        put_run(t, row, run, round_half_run([&](uint32_t four) {
-                    const uint32_t i = run * RUN + four * 4;
-                    if (i >= t.k)
-                        return make_float4(0, 0, 0, 0);
-                    const float4 v = norm_four(norm, x, inverse, i);
-                    *(float4 *)(norm.y + (size_t)row * t.k + i) = v;
-                    return v;
-                }));
+        put_run(
+            t, row, run,
+            round_half_run(
+                fours_of_run(t.k, run),
+                [&](uint32_t four) { return norm_four(norm, x, inverse, run * RUN + four * 4); },
+                [&](uint32_t four, float4 v) { y[run * (RUN / 4) + four] = v; }));
 }
 
 void round_rows(cuda_backend *b, const float *x, const half_target &t,
@@ -253,8 +251,9 @@ void many_product(cuda_backend *b, const float *x, product_args a, uint32_t outp
         cuda_ok(b, launch_early(b, c.kernel, dim3(chunks * splits, blocks), c.threads, shared, a,
                                 act, stages, splits, b->run_sums));
     if (cuda_works(b) && splits > 1)
-        cuda_ok(b, launch_early(b, c.add, dim3(chunks, blocks * c.outputs / SUMS_OUTPUTS), 256, 0,
-                                a, (const float *)b->run_sums, c.outputs, blocks * c.outputs));
+        cuda_ok(b, launch_early(b, c.add, dim3(chunks, blocks * c.outputs * c.rows / SUMS_VALUES),
+                                SUMS_VALUES / 4, 0, a, (const float *)b->run_sums, c.outputs,
+                                blocks * c.outputs));
 }
 
 template <class F>

@@ -83,17 +83,29 @@ struct half_run {
     uint2 words[RUN / 4 / 32];
     float unit; // 2^e
 };
-// four_at(i): inputs 4 i, ... of the run; zeros where there is none.
-template <class Four> __device__ __forceinline__ half_run round_half_run(Four four_at) {
+__device__ __forceinline__ uint32_t fours_of_run(uint32_t k, uint32_t run) {
+    return min((uint32_t)RUN, k - run * RUN) / 4;
+}
+// fours: how many the run has; after them it is zeros. four_at(i): inputs 4 i, ... of the run, also
+// twice; keep(i, of those): where they are to be written, once. All are read before the first is
+// written, or each would wait for memory alone.
+template <class Four, class Keep>
+__device__ __forceinline__ half_run round_half_run(uint32_t fours, Four four_at, Keep keep) {
     enum { FOURS = RUN / 4 / 32 };
+    const uint32_t lane = threadIdx.x % 32;
     float4 v[FOURS];
     uint32_t most = 0;
 #pragma unroll
     for (uint32_t j = 0; j < FOURS; j++)
-        v[j] = four_at(j * 32 + threadIdx.x % 32);
+        v[j] = four_at(min(j * 32 + lane, fours - 1));
 #pragma unroll
-    for (uint32_t j = 0; j < FOURS; j++)
+    for (uint32_t j = 0; j < FOURS; j++) {
+        if (j * 32 + lane < fours)
+            keep(j * 32 + lane, v[j]);
+        else
+            v[j] = make_float4(0, 0, 0, 0);
         most = max(most, most_of_four(v[j]));
+    }
     const run_unit u = unit_of_run(__reduce_max_sync(~0u, most));
     half_run out;
     out.unit = u.unit;

@@ -29,7 +29,7 @@ enum {
     STAGES_MIN = 3,                       // in shared memory
     STAGES_MAX = 4,
     SPLITS_MAX = 8,
-    SUMS_OUTPUTS = 32 // of a block of sums_kernel
+    SUMS_VALUES = 1024 // of a block of sums_kernel: four a thread
 };
 
 struct half_act {
@@ -317,34 +317,35 @@ __global__ void __launch_bounds__(WM *GROUP_THREADS + 32, blocks_together<N, WM>
         b.multiply_alone(warp);
 }
 
-// Adds the runs' sums of splits. grid: [N rows][SUMS_OUTPUTS outputs]. tile: a.part[].first counts
+// Adds the runs' sums of splits. grid: [N rows][SUMS_VALUES / N outputs]. tile: a.part[].first counts
 // in so many outputs; outputs: of all blocks of many_kernel.
 template <int N>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(SUMS_VALUES / 4)
     sums_kernel(const __grid_constant__ product_args a, const float *sums, uint32_t tile,
                 uint32_t outputs) {
-    constexpr uint32_t EACH = (SUMS_OUTPUTS * N + 255) / 256;
-    __shared__ float turned[N][SUMS_OUTPUTS + 1];
+    constexpr uint32_t OUTPUTS = SUMS_VALUES / N;
+    __shared__ float turned[N][OUTPUTS + 1];
     kernel_begins();
-    const uint32_t first = blockIdx.y * SUMS_OUTPUTS;
+    const uint32_t first = blockIdx.y * OUTPUTS, row = threadIdx.x * 4 % N;
     const product_part &p = part_of_tile(a, first / tile);
     const uint32_t runs = blocks_of(p.w.pairs, RUN_PAIRS), output0 = first - p.first * tile;
-    const float *from = sums + ((size_t)blockIdx.x * runs * outputs + first) * N + threadIdx.x;
-    float total[EACH] = {};
-#pragma unroll 4
-    for (uint32_t run = 0; run < runs; run++)
-#pragma unroll
-        for (uint32_t i = 0; i < EACH; i++)
-            total[i] += from[(size_t)run * outputs * N + i * 256];
-#pragma unroll
-    for (uint32_t i = 0; i < EACH; i++) {
-        const uint32_t at = i * 256 + threadIdx.x;
-        turned[at % N][at / N] = total[i];
+    const float4 *from = (const float4 *)(sums + ((size_t)blockIdx.x * runs * outputs + first) * N);
+    float4 total = {};
+#pragma unroll 8
+    for (uint32_t run = 0; run < runs; run++) {
+        const float4 v = from[(size_t)run * outputs * (N / 4) + threadIdx.x];
+        total.x += v.x, total.y += v.y, total.z += v.z, total.w += v.w;
     }
+    float *column = &turned[row][threadIdx.x * 4 / N];
+    column[0] = total.x;
+    column[OUTPUTS + 1] = total.y;
+    column[2 * (OUTPUTS + 1)] = total.z;
+    column[3 * (OUTPUTS + 1)] = total.w;
     __syncthreads();
-    const uint32_t output = output0 + threadIdx.x % SUMS_OUTPUTS;
-    for (uint32_t row = threadIdx.x / SUMS_OUTPUTS; row < N; row += 256 / SUMS_OUTPUTS)
-        if (output < p.w.n && blockIdx.x * N + row < a.rows)
-            put_output(p, (size_t)(blockIdx.x * N + row) * p.w.n + output, output,
-                       sum_of_runs(turned[row][threadIdx.x % SUMS_OUTPUTS]));
+    for (uint32_t i = threadIdx.x; i < SUMS_VALUES; i += SUMS_VALUES / 4) {
+        const uint32_t at = blockIdx.x * N + i / OUTPUTS, output = output0 + i % OUTPUTS;
+        if (output < p.w.n && at < a.rows)
+            put_output(p, (size_t)at * p.w.n + output, output,
+                       sum_of_runs(turned[i / OUTPUTS][i % OUTPUTS]));
+    }
 }

@@ -12,12 +12,23 @@
 
 enum { WARP = 32, NORM_WARP_DIMS = 512, NORM_THREADS = 512 };
 
+// Eight values are read before the first is used: one after the other they would wait for memory
+// eight times. What is after the row's end counts as 0, which changes no sum.
 template <uint32_t THREADS>
 __device__ __forceinline__ float norm_squares(const float *x, uint32_t dim, uint32_t thread) {
-    float sum = 0;
-#pragma unroll 8
-    for (uint32_t i = thread; i < dim; i += THREADS)
-        sum = fmaf(x[i], x[i], sum);
+    constexpr uint32_t TOGETHER = 8;
+    float sum = 0, v[TOGETHER];
+    for (uint32_t first = thread; first < dim; first += TOGETHER * THREADS) {
+#pragma unroll
+        for (uint32_t j = 0; j < TOGETHER; j++) {
+            const uint32_t i = first + j * THREADS;
+            v[j] = x[min(i, dim - 1)];
+            v[j] = i < dim ? v[j] : 0;
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < TOGETHER; j++)
+            sum = fmaf(v[j], v[j], sum);
+    }
     return warp_sum(sum);
 }
 
