@@ -145,7 +145,7 @@ static tval eval_slice(struct tpl *t, struct tpl_scope *scope, const struct tpl_
         return (tval){.type = TPL_RANGE, .range = r};
     }
     if (c.step == 1)
-        return tpl_list_of(t, v.type, v.list->items + (c.n ? c.start : 0), c.n);
+        return tpl_list_of(t, v.type, c.n ? v.list->items + c.start : NULL, c.n);
     struct tpl_items items = {0};
     tpl_charge(t, c.n);
     for (size_t i = 0; i < c.n; i++)
