@@ -55,6 +55,11 @@ template <int HEADS> struct RunResults {
 
 // ---- merging ---------------------------------------------------------------------------------
 
+// Runs of a row's last super-run that have begun. Blocks without one leave nothing.
+__device__ __forceinline__ uint32_t begun_runs(const decode_item &item) {
+    return item.pos / RUN % SUPER_RUNS + 1;
+}
+
 // Merges the parts of a row, in order, in the block that finished last: its super-runs, or if these
 // are divided their runs, which are merged into super-runs first.
 template <int D, int HEADS, bool SPLIT>
@@ -63,7 +68,8 @@ __device__ __forceinline__ void merge_parts(const DecodeArgs &a, const decode_it
     constexpr int AHEAD = 16, // parts that are read at once
         IN = SPLIT ? (int)SUPER_RUNS : 1, PAIRS = HEADS * D / 2,
                   PASSES = PAIRS / THREADS ? PAIRS / THREADS : 1;
-    const uint32_t values = a.gqa * D, parts = item.count * IN;
+    const uint32_t values = a.gqa * D,
+                   parts = (item.count - 1) * IN + (SPLIT ? begun_runs(item) : 1);
     for (int pass = 0; pass < PASSES; pass++) { // two values of a thread at a time
         const uint32_t e = (pass * THREADS + threadIdx.x) * 2, h = e / D;
         if (e >= values)
@@ -117,9 +123,10 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
                                        uint32_t kv, RunResults<HEADS> &runs, const float *outputs,
                                        uint32_t pitch) {
     const uint32_t split = gridDim.z, runs_here = SUPER_RUNS / split;
+    const uint32_t blocks = (item.count - 1) * split + blocks_of(begun_runs(item), runs_here);
     size_t part = ((size_t)index * a.kv_heads + kv) * a.gqa;
     __syncthreads();
-    if (split > 1) {
+    if (split > 1 && blocks > 1) {
         part = part * SUPER_RUNS + blockIdx.z * runs_here * a.gqa;
         for (uint32_t e = threadIdx.x; e < a.gqa * D; e += THREADS) {
             const uint32_t h = e / D;
@@ -136,7 +143,8 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
             float top = MINUS_INF, o = 0, sum = 0;
 #pragma unroll
             for (int w = 0; w < WARPS; w++) {
-                const FoldFactors f = fold_factors(top, runs.max[w][h]);
+                const float max = w < (int)runs_here ? runs.max[w][h] : MINUS_INF;
+                const FoldFactors f = fold_factors(top, max);
                 if (f.seen) {
                     o = fold_seen(f, o, outputs[w * pitch + e]);
                     sum = fold_seen(f, sum, runs.sum[w][h]);
@@ -151,13 +159,13 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
             }
         }
     }
-    if (item.count * split == 1)
+    if (blocks == 1)
         return;
     __syncthreads();
     uint32_t *arrived = &a.arrived[item.slot * a.kv_heads + kv];
     if (threadIdx.x == 0) {
         __threadfence(); // what the block wrote, too: the barrier was before
-        runs.last = atomicAdd(arrived, 1) == item.count * split - 1;
+        runs.last = atomicAdd(arrived, 1) == blocks - 1;
     }
     __syncthreads();
     if (!runs.last)
@@ -461,6 +469,10 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
     const int per_block = SUPER_RUNS / gridDim.z,
               active = max(0, min(per_block, (int)(item.pos / RUN - first_run) + 1)),
               slots = min(a.slots, BARRIERS) / max(active, 1);
+    if (active == 0) { // after the row's end
+        kernel_waits();
+        return;
+    }
     if (warp < active) {
         const int n = find_tiles(g, item.view, g.layouts, run, item.pos, a.layer, kv, tiles[warp],
                                  numbers[warp]);

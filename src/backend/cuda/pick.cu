@@ -266,9 +266,11 @@ __device__ bool find_candidates(const pick_args &a, pick_room *r, const float *r
         }
     }
     __syncthreads();
-    if (r->n > CANDIDATES)
+    const uint32_t n = r->n;
+    __syncthreads(); // all have read it: the next try begins with 0
+    if (n > CANDIDATES)
         return false;
-    sort_keys(r->keys, r->n);
+    sort_keys(r->keys, n);
     return true;
 }
 
