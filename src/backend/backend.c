@@ -7,8 +7,8 @@
 enum {
     LISTED = 0 BACKEND_MEMBERS(ONE) BACKEND_OPERATIONS(ONE),
     /* flush, alloc, free, upload, upload_free, read, fetch, write, pick, weight_put,
-     * weight_drop, arena_populate, arena_host, host_run */
-    UNLISTED = 14
+     * weight_drop, arena_populate, arena_host, host_run, reserve_basis */
+    UNLISTED = 15
 };
 #undef ONE
 _Static_assert(sizeof(struct backend_ops) == (LISTED + UNLISTED) * sizeof(void (*)(void)),

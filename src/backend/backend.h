@@ -355,6 +355,9 @@ struct backend_ops {
      * with this centre. The centre is borrowed for the backend's life. */
     kvasir_status (*reserve_centre)(struct backend *b, const struct key_centre *c,
                                     kvasir_error *err) MUST_CHECK;
+    /* The same of its balanced keys. NULL, the operation: the device reads the host's matrices. */
+    kvasir_status (*reserve_basis)(struct backend *b, const struct key_basis *basis,
+                                   kvasir_error *err) MUST_CHECK;
     /* KVASIR_ERR_UNSUPPORTED, naming the format, when pages of this layout cannot be used. */
     kvasir_status (*check_layout)(const struct backend *b, const struct page_layout *l,
                                   kvasir_error *err) MUST_CHECK;
@@ -523,7 +526,7 @@ struct backend {
 
 /* clang-format off */
 /* What a backend must have, apart from flush, buffers and weights (host.h has the host's);
- * pick, arena_populate, arena_host and host_run may be missing. */
+ * reserve_basis, pick, arena_populate, arena_host and host_run may be missing. */
 #define BACKEND_MEMBERS(X)                                                                         \
     X(destroy) X(info) X(reserve) X(reserve_centre) X(check_layout) X(arena_create)                \
     X(arena_destroy) X(arena_take) X(arena_release) X(arena_copy) X(arena_read) X(arena_write)     \
@@ -549,6 +552,7 @@ static inline void backend_destroy(struct backend *b) { /* or NULL */
 #define backend_info(b, ...)           BACKEND_CALL(info, b, __VA_ARGS__)
 #define backend_reserve(b, ...)        BACKEND_CALL(reserve, b, __VA_ARGS__)
 #define backend_reserve_centre(b, ...) BACKEND_CALL(reserve_centre, b, __VA_ARGS__)
+#define backend_reserve_basis(b, ...)  BACKEND_CALL(reserve_basis, b, __VA_ARGS__)
 #define backend_check_layout(b, ...)   BACKEND_CALL(check_layout, b, __VA_ARGS__)
 #define backend_flush(b, ...)          BACKEND_CALL(flush, b, __VA_ARGS__)
 #define backend_alloc(b, ...)          BACKEND_CALL(alloc, b, __VA_ARGS__)

@@ -44,6 +44,9 @@ kvasir_status context_create_take(const struct kvasir_model *model,
                               &c->run, err));
     if (c->centres)
         TRY_GOTO(backend_reserve_centre(c->backend, &c->centres->centre, err));
+    for (uint32_t g = 0; c->backend->ops->reserve_basis && g < c->n_groups; g++)
+        if (shapes[g].basis)
+            TRY_GOTO(backend_reserve_basis(c->backend, shapes[g].basis, err));
     TRY_GOTO(context_fingerprint(c, &c->fingerprint, err));
     TRY_GOTO(step_init(c, err));
     TRY_GOTO(checkpoint_check(model_checkpoint(model->model), err));

@@ -2,15 +2,43 @@
 // attention.cu: which kernels attend to a step's rows. There are two arithmetics. That of
 // arithmetic.cuh is computed by decode.cu and prefill.cu, for heads of 64, 128 and 256 dims and the
 // common page formats; that of plain_attention.cu takes everything else. step.cu (STEP-6) says
-// which of them a row has.
+// which of them a row has. Pages in other bases than the plain one have passes of their own
+// (basis.cu).
 #include "backend/cuda/internal.cuh"
 
-void run_attention(cuda_backend *b, const attention_op &op) {
+static void run_pass(cuda_backend *b, const attention_op &op, const attention_pass &pass) {
     const group_plan &plan = b->plan[op.group];
-    if (plan.blocks[COUNT_DECODE])
-        attention_decode(b, op.group, op.layer, op.q, op.heads, op.scale, op.out);
-    if (cuda_works(b) && plan.blocks[COUNT_PREFILL])
-        attention_prefill(b, op.group, op.layer, op.q, op.heads, op.scale, op.out);
+    const bool fast = plan.k_formats[pass.basis] != 0;
+    if (fast && plan.blocks[COUNT_DECODE])
+        attention_decode(b, op, pass);
+    if (fast && cuda_works(b) && plan.blocks[COUNT_PREFILL])
+        attention_prefill(b, op, pass);
     if (cuda_works(b) && plan.blocks[COUNT_PLAIN])
-        attention_plain(b, op);
+        attention_plain(b, op, pass);
+}
+
+void run_attention(cuda_backend *b, const attention_op &op) {
+    const uint32_t bases = b->plan[op.group].bases;
+    attention_pass passes[BASIS_COUNT];
+    uint32_t n = 0;
+    for (uint32_t basis = 0; basis < BASIS_COUNT && cuda_works(b); basis++) {
+        if (!(bases >> basis & 1))
+            continue;
+        attention_pass &pass = passes[n++];
+        pass = {basis, op.q, op.out, nullptr};
+        if (basis != BASIS_PLAIN) {
+            pass.q = pass.out = b->turned[basis];
+            turn_queries(b, op, pass);
+        }
+        if (bases & (bases - 1)) { // zeros: rows that no kernel of the pass has see nothing
+            pass.ms = b->row_ms[basis];
+            cuda_ok(b,
+                    cudaMemsetAsync(pass.ms, 0, (size_t)b->step.rows * op.heads * sizeof *pass.ms,
+                                    b->stream));
+        }
+        if (cuda_works(b))
+            run_pass(b, op, pass);
+    }
+    if (cuda_works(b) && bases != 1u << BASIS_PLAIN)
+        join_passes(b, op, passes, n);
 }

@@ -9,8 +9,8 @@
 //   CUDA-1  The first error sticks (error.cu); after it every call returns at once, so that nothing
 //           runs on data that was never written. flush and the reads report it.
 //   CUDA-2  Nothing on the device is allocated after reserve but by alloc, upload, weight_put,
-//           arenas that grow and the first call of each layer of experts. None of these, no write
-//           and no read may come inside a capture.
+//           arenas that grow, the first call of each layer of experts and the first step with pages
+//           in another basis. None of these, no write and no read may come inside a capture.
 //   CUDA-3, 4 and 6 are in memory.cu, 5, 7 and 8 in record.cu.
 #include <algorithm>
 #include <stdio.h>
@@ -74,6 +74,7 @@ static void free_fixed(cuda_backend *b) {
     bring_close(b);
     experts_close(b);
     picks_close(b);
+    turned_close(b);
     (void)cudaFreeHost(b->host_tables);
     void *device[] = {b->dev_tables, b->part_out, b->part_ms, b->arrived, b->act, b->run_sums};
     for (void *p : device)
@@ -95,6 +96,7 @@ static void cuda_destroy(struct backend *base) {
     arenas_close(b);
     experts_drop_tables(b);
     centres_close(b);
+    bases_close(b);
     free_fixed(b);
     if (b->tables_read)
         (void)cudaEventDestroy(b->tables_read);
@@ -221,7 +223,7 @@ static backend_ops make_ops() {
     backend_ops ops = {};
     // clang-format off
 #define MEMBER(name) ops.name = cuda_##name;
-    BACKEND_MEMBERS(MEMBER)
+    BACKEND_MEMBERS(MEMBER) MEMBER(reserve_basis)
     MEMBER(flush) MEMBER(alloc) MEMBER(free) MEMBER(upload) MEMBER(upload_free)
     MEMBER(read) MEMBER(fetch) MEMBER(write) MEMBER(pick) MEMBER(weight_put) MEMBER(weight_drop)
     MEMBER(embed) MEMBER(rms_norm) MEMBER(matmul) MEMBER(rope_table) MEMBER(rope) MEMBER(kv_store)

@@ -34,6 +34,8 @@ enum { BARRIERS = WARPS * SLOTS_MAX };
 struct DecodeArgs {
     const float *q; // [row][head][D]
     float *out;
+    float2 *ms;     // [row][head]; NULL: not wanted (attention_pass)
+    uint32_t basis; // of the pages
     float scale;
     uint32_t layer, heads, gqa, kv_heads;
     int slots; // of a block's ring
@@ -113,6 +115,8 @@ __device__ __forceinline__ void merge_parts(const DecodeArgs &a, const decode_it
         }
         *(float2 *)(a.out + ((size_t)item.row * a.heads + kv * a.gqa) * D + e) =
             make_float2(o.x / sum, o.y / sum);
+        if (a.ms && e % D == 0)
+            a.ms[(size_t)item.row * a.heads + kv * a.gqa + h] = make_float2(top, sum);
     }
 }
 
@@ -152,6 +156,8 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
             }
             if (item.count == 1) {
                 a.out[((size_t)item.row * a.heads + kv * a.gqa) * D + e] = o / sum;
+                if (a.ms && e % D == 0)
+                    a.ms[(size_t)item.row * a.heads + kv * a.gqa + h] = make_float2(top, sum);
             } else {
                 a.part_out[part * D + e] = o;
                 if (e % D == 0)
@@ -181,12 +187,11 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
 
 // ---- what a warp reads -----------------------------------------------------------------------
 
-// The tiles of a run that position p sees: their addresses, in order, and their numbers; by a warp.
-// Returns how many.
-__device__ __forceinline__ int find_tiles(const step_group &g, const dev_view &view,
-                                          const dev_layout *layouts, uint32_t run, uint32_t p,
-                                          uint32_t layer, uint32_t kv, TileRef *tiles,
-                                          uint8_t *numbers) {
+// The tiles of a run that position p sees, of pages of the pass's basis: their addresses, in order,
+// and their numbers; by a warp. Returns how many.
+__device__ __forceinline__ int find_tiles(const step_group &g, const DecodeArgs &a,
+                                          const dev_view &view, uint32_t run, uint32_t p,
+                                          uint32_t kv, TileRef *tiles, uint8_t *numbers) {
     const uint32_t lane = threadIdx.x % 32, number = run * RUN_TILES + lane;
     const uint32_t first = number * TILE_TOKENS, start = window_start(view.span, p);
     bool seen =
@@ -194,10 +199,10 @@ __device__ __forceinline__ int find_tiles(const step_group &g, const dev_view &v
     TileRef t = {0};
     if (seen) {
         uint32_t layout = 0;
-        const uint8_t *page = page_find(g, view, number, &layout);
-        const dev_layout &l = layouts[layout];
-        t.bits = (uint64_t)tile_of(page, l, layer, kv, TILE_K) | layout;
-        seen = page != nullptr;
+        const uint8_t *page = page_seen(g, view, number, p, &layout);
+        const dev_layout &l = g.layouts[layout];
+        t.bits = (uint64_t)tile_of(page, l, a.layer, kv, TILE_K) | layout;
+        seen = page != nullptr && l.basis == a.basis;
     }
     const uint32_t all = __ballot_sync(~0u, seen);
     if (seen) {
@@ -474,8 +479,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
         return;
     }
     if (warp < active) {
-        const int n = find_tiles(g, item.view, g.layouts, run, item.pos, a.layer, kv, tiles[warp],
-                                 numbers[warp]);
+        const int n = find_tiles(g, a, item.view, run, item.pos, kv, tiles[warp], numbers[warp]);
         if (lane == 0)
             tiles_of[warp] = n;
         for (int i = lane; i < slots; i += 32)
@@ -594,12 +598,12 @@ size_t decode_parts(const cuda_backend *b, size_t items, uint32_t kv_heads) {
     return std::max(blocks, std::min(blocks, half) * SUPER_RUNS);
 }
 
-void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
-                      uint32_t heads, float scale, float *out) {
-    const group_plan &plan = b->plan[group];
-    const uint32_t kv_heads = b->limits.group[group].kv_heads, gqa = heads / kv_heads;
+void attention_decode(cuda_backend *b, const attention_op &op, const attention_pass &pass) {
+    const group_plan &plan = b->plan[op.group];
+    const auto &shape = b->limits.group[op.group];
+    const uint32_t kv_heads = shape.kv_heads, gqa = op.heads / kv_heads;
     const Choice c =
-        choose_kernel(plan.k_formats, plan.v_formats, b->limits.group[group].head_dim, gqa);
+        choose_kernel(plan.k_formats[pass.basis], plan.v_formats[pass.basis], shape.head_dim, gqa);
     int fixed = 0, slots = slots_alone(b, c, &fixed);
     const int warp_slot = WARPS * (int)c.slot_bytes, whole = (int)b->shared_per_block - fixed,
               half = (int)(b->shared_per_sm / 2 - b->shared_reserved) - fixed;
@@ -614,9 +618,10 @@ void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const flo
         return;
     const bool team =
         bytes >= c.team_bytes && std::min(slots * WARPS, (int)BARRIERS) >= c.team_chunks;
-    const DecodeArgs args = {q,        out,           scale, layer,       heads,      gqa,
-                             kv_heads, slots * WARPS, team,  b->part_out, b->part_ms, b->arrived};
+    const DecodeArgs args = {pass.q,   pass.out,    pass.ms,    pass.basis, op.scale,
+                             op.layer, op.heads,    gqa,        kv_heads,   slots * WARPS,
+                             team,     b->part_out, b->part_ms, b->arrived};
     const uint32_t split = decode_split(b, blocks);
     cuda_ok(b, launch_early(b, c.kernel, dim3(plan.blocks[COUNT_DECODE], kv_heads, split), THREADS,
-                            bytes, b->group[group], args));
+                            bytes, b->group[op.group], args));
 }

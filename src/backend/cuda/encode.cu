@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // encode.cu: K and V of new tokens into their pages: tile_encode_row of quant/tile.c, byte for
 // byte. Sides of pages in other formats than tile_format has, and centred keys, are stored by
-// plain_encode.cu.
+// plain_encode.cu, pages that are encoded when they are full by whole_encode.cu.
 //
 // A block is (all rows of one sequence that fall into one page, KV head, K or V), so that no two
 // blocks write one tile. It has 2 * head_dim threads: eight rows at a time, four dims a thread,
@@ -72,6 +72,8 @@ __device__ bool find_place(const step_group &g, uint32_t layer, const float *k, 
     if (!page)
         return false;
     dev_layout l = g.layouts[layout];
+    if (l.whole) // whole_encode.cu's
+        return false;
     p.tile = const_cast<uint8_t *>(tile_of(page, l, layer, head, is_v ? TILE_V : TILE_K));
     p.format = (tile_format)(is_v ? l.v : l.k);
     p.bf16 = (is_v ? l.v_bf16 : l.k_bf16) != 0;
@@ -457,8 +459,10 @@ void run_kv_store(cuda_backend *b, const kv_store_op &op) {
     const dim3 grid(b->plan[g].blocks[COUNT_STORE], b->limits.group[g].kv_heads, 2);
     if (grid.x == 0)
         return;
-    if (stores & STORE_PLAIN)
-        store_plain(b, g, op.layer, op.centre, op.k, op.v);
+    if (stores & STORE_WHOLE)
+        store_whole(b, op);
+    if (stores & STORE_PLAIN && cuda_works(b))
+        store_plain(b, op);
     if (!(stores & STORE_FAST) || !cuda_works(b))
         return;
     void (*kernel)(step_group, uint32_t, const float *, const float *) =

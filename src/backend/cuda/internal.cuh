@@ -6,18 +6,21 @@
 //     memory.cu      buffers, arenas                   encode.cu    K and V into pages of the
 //     step.cu        the tables of a step                           common formats, or by way of
 //     attention.cu   chooses between these three:      plain_encode.cu      of any format
-//                    decode.cu            few rows     prefill.cu           many rows
+//                    decode.cu            few rows     whole_encode.cu      whole pages
 //                    plain_attention.cu   rows that the others do not take
+//                    prefill.cu           many rows
 //     rows.cu        norm, rope, gates, moves          recurrent.cu convolutions, delta rule
 //     experts.cu     mixtures of experts: its matrices by product.cu, its gates by rows.cu
 //     centre.cu      tables of centred keys            error.cu     the first error
+//     basis.cu       bases of keys; queries and outputs of pages in another basis
 //     pick.cu        tokens, from logits
 //     record.cu      a step's operations: recorded, joined, run or replayed (ops.cuh)
 //     clock.cu       for opcheck (graph.h)
 //
-// A file calls those below it only: error; memory, decode, prefill; centre, step, weights, rows;
-// halves; product; plain_attention, plain_encode; encode, attention, recurrent, experts, clock;
-// record; pick; backend. Two calls go up: memory.cu's to step_submit, and graphs_drop.
+// A file calls those below it only: error; memory, decode, prefill; centre, basis, step, weights,
+// rows; halves; product; plain_attention, plain_encode, whole_encode; encode, attention, recurrent,
+// experts, clock; record; pick; backend. Two calls go up: memory.cu's to step_submit, and
+// graphs_drop.
 //
 // All kernels are compiled without contraction (-fmad=false): a*b+c is two roundings, fmaf() one.
 #pragma once
@@ -41,12 +44,15 @@ struct dev_layout {
     uint32_t head_bytes, layer_bytes;
     kv_format k_stored, v_stored; // for the plain kernels
     uint32_t centred;             // keys, by the group's centre
+    uint32_t basis;               // enum page_basis
+    uint32_t whole;               // page_is_whole
 };
 
 struct dev_view {
     uint32_t first_page; // of this sequence in step_group.pages
     uint32_t n_pages, kept_pages, base_page;
     uint32_t keep, span;
+    uint32_t shadows; // the shadow of page number n is step_group.shadows[shadows + n]
 };
 
 // One super-run (8 runs: 2,048 tokens at an absolute multiple of that) of one row.
@@ -84,10 +90,12 @@ struct store_item {
 // One layer group.
 struct step_group {
     const uint8_t *arena;
-    const struct batch_seq *seqs;     // of each sequence; 0 rows: the step does not have it
-    uint8_t *const *states;           // of each sequence: where its state begins
-    const struct dev_view *views;     // of each sequence
-    const struct kv_page *pages;      // of all sequences
+    const struct batch_seq *seqs; // of each sequence; 0 rows: the step does not have it
+    uint8_t *const *states;       // of each sequence: where its state begins
+    const struct dev_view *views; // of each sequence
+    const struct kv_page *pages;  // of all sequences
+    // One for each store item; NO_SHADOW: its page has none.
+    const struct kv_page *shadows;
     const struct dev_layout *layouts; // [CUDA_LAYOUTS_MAX]
     const struct decode_item *decode;
     const struct prefill_item *prefill;
@@ -98,6 +106,13 @@ struct step_group {
     const uint32_t *counts; // [COUNTS]
 };
 enum { COUNT_DECODE, COUNT_PREFILL, COUNT_PLAIN, COUNT_STORE, COUNTS };
+constexpr uint32_t NO_SHADOW = UINT32_MAX; // an address
+
+// Address of an entry of a page table in the arena, and its layout.
+__device__ inline const uint8_t *page_at(const step_group &g, kv_page page, uint32_t *layout) {
+    *layout = page.layout;
+    return g.arena + page_offset(page.addr);
+}
 
 // Address of page `number` of a sequence in the arena, and its layout; NULL if it was dropped.
 __device__ inline const uint8_t *page_find(const step_group &g, const dev_view &v, uint32_t number,
@@ -107,9 +122,15 @@ __device__ inline const uint8_t *page_find(const step_group &g, const dev_view &
                                          : UINT32_MAX;
     if (i >= v.n_pages)
         return nullptr;
-    kv_page page = g.pages[v.first_page + i];
-    *layout = page.layout;
-    return g.arena + page_offset(page.addr);
+    return page_at(g, g.pages[v.first_page + i], layout);
+}
+// The same as position p sees it: its own page as the shadow has it if it is encoded when full.
+__device__ inline const uint8_t *page_seen(const step_group &g, const dev_view &v, uint32_t number,
+                                           uint32_t p, uint32_t *layout) {
+    const uint8_t *page = page_find(g, v, number, layout);
+    if (page && number == p / TILE_TOKENS && g.layouts[*layout].whole)
+        return page_at(g, g.shadows[v.shadows + number], layout);
+    return page;
 }
 // A tile of a page of this layout.
 __device__ inline const uint8_t *tile_of(const uint8_t *page, const dev_layout &l, uint32_t layer,
@@ -122,14 +143,15 @@ __device__ inline const uint8_t *tile_of(const uint8_t *page, const dev_layout &
 // What the host knows of a group's step: sizes of launches and the formats that occur.
 struct group_plan {
     uint32_t blocks[COUNTS]; // blocks of the launches: of this step, or of the bucket captured
-    // One bit for each tile_format that occurs in layouts which the fast kernels read.
-    uint32_t k_formats, v_formats;
+    // One bit for each tile_format that occurs in layouts of a basis which the fast kernels read.
+    uint32_t k_formats[BASIS_COUNT], v_formats[BASIS_COUNT];
+    uint32_t bases;          // one bit for each page_basis that occurs
     uint32_t stores;         // STORE_FAST and so on: what stores into some side of a page
     uint32_t prefill_tokens; // tokens of a full prefill block
     bool plain_split;        // plain items have one super-run each
     uint32_t layers;         // of the pages
 };
-enum { STORE_FAST = 1, STORE_PLAIN = 2, STORE_CENTRED = 4 };
+enum { STORE_FAST = 1, STORE_PLAIN = 2, STORE_WHOLE = 4 };
 
 // Centred keys of a layer group (struct key_centre), in device memory (centre.cu).
 struct dev_centre {
@@ -139,6 +161,11 @@ struct dev_centre {
     const centre_pair *pairs;
     // [n][cos, sin][TILE_TOKENS] of the angle from the middle of a tile to each of its tokens
     const float *waves;
+};
+
+// Balanced keys of a layer group (struct key_basis), in device memory (basis.cu).
+struct dev_basis {
+    const float *inverse, *forward; // [layer][kv head][in][out]
 };
 
 // Entries that a group's arrays have room for.
@@ -244,6 +271,15 @@ struct cuda_backend {
         dev_centre device;
     } centres[BACKEND_GROUPS_MAX];
     uint32_t n_centres;
+    struct {
+        const key_basis *host;
+        dev_basis device;
+    } key_bases[BACKEND_GROUPS_MAX];
+    uint32_t n_key_bases;
+    // Attention over pages in another basis than the plain one (basis.cu), made when the first ones
+    // are seen: [basis][row][head][dim] queries, then outputs; [basis][row][head] maximum and sum.
+    float *turned[BASIS_COUNT];
+    float2 *row_ms[BASIS_COUNT];
     struct cuda_arenas *arenas; // memory.cu
     void *fetched;              // pinned host memory of fetch
     size_t fetched_bytes;
@@ -376,6 +412,9 @@ kvasir_status cuda_check_layout(const struct backend *b, const struct page_layou
 void cuda_step_begin(struct backend *b, const struct batch *batch, uint32_t groups);
 // centre.cu
 kvasir_status cuda_reserve_centre(struct backend *b, const struct key_centre *c, kvasir_error *err);
+// basis.cu
+kvasir_status cuda_reserve_basis(struct backend *b, const struct key_basis *basis,
+                                 kvasir_error *err);
 
 // ---- between the files -----------------------------------------------------------------------
 
@@ -409,6 +448,12 @@ bool operation_begins(const cuda_backend *b, const batch *batch, const kv_view *
 // centre.cu: the device's tables of a group's centre, zeros for NULL; gives all of them back.
 dev_centre centre_find(const cuda_backend *b, const key_centre *c);
 void centres_close(cuda_backend *b);
+// basis.cu: the same of a group's bases; scratch for attention over pages of these bases (one bit
+// each), kept until turned_close. False: no memory is left.
+dev_basis basis_find(const cuda_backend *b, const key_basis *basis);
+void bases_close(cuda_backend *b);
+bool turned_open(cuda_backend *b, uint32_t bases);
+void turned_close(cuda_backend *b);
 // step.cu: heads that some kernel takes.
 kvasir_status check_head_dim(uint32_t dims, kvasir_error *err);
 // step.cu: plain items of one super-run each that a step of a group may have.
@@ -417,7 +462,9 @@ uint32_t plain_parts_most(uint32_t kv_heads);
 // at most.
 size_t decode_parts(const cuda_backend *b, size_t items, uint32_t kv_heads);
 // prefill.cu: query rows (tokens x query heads of a KV head) of a full block.
-uint32_t prefill_block_rows(uint32_t k_formats, uint32_t v_formats, uint32_t head_dim);
+uint32_t prefill_block_rows(uint32_t head_dim);
+// basis.cu: the factor of an orthonormal Hadamard matrix, as hadamard_rotate has it.
+float hadamard_scale(uint32_t head_dim);
 // weights.cu: what kernels need of a matrix (product.cuh).
 struct weight_view;
 const weight_view *weight_view_of(const struct backend_weight *w);
@@ -442,16 +489,26 @@ bool decode_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, 
                  uint32_t gqa);
 bool prefill_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, uint32_t head_dim);
 
-// The decode and the prefill items of a group's step; heads: query heads.
-void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
-                      uint32_t heads, float scale, float *out);
-void attention_prefill(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
-                       uint32_t heads, float scale, float *out);
+// Attention over the pages of one basis.
+struct attention_pass {
+    uint32_t basis;
+    const float *q; // [row][head][dim], in that basis
+    float *out;     // [row][head][dim], in that basis; not defined where nothing is seen
+    float2 *ms;     // [row][head] maximum and sum; NULL: not wanted
+};
+// The decode and the prefill items of a group's step.
+void attention_decode(cuda_backend *b, const struct attention_op &op, const attention_pass &pass);
+void attention_prefill(cuda_backend *b, const struct attention_op &op, const attention_pass &pass);
 // The plain items.
-void attention_plain(cuda_backend *b, const struct attention_op &op);
+void attention_plain(cuda_backend *b, const struct attention_op &op, const attention_pass &pass);
+// basis.cu: queries in the basis of a pass; the results of all passes, of these bases.
+void turn_queries(cuda_backend *b, const struct attention_op &op, const attention_pass &pass);
+void join_passes(cuda_backend *b, const struct attention_op &op, const attention_pass *passes,
+                 uint32_t n);
 // K and V of the rows that fall into sides of pages for which encode.cu has no code.
-void store_plain(cuda_backend *b, uint32_t group, uint32_t layer, const dev_centre &centre,
-                 const float *k, const float *v);
+void store_plain(cuda_backend *b, const struct kv_store_op &op);
+// Those that fall into pages which are encoded when they are full.
+void store_whole(cuda_backend *b, const struct kv_store_op &op);
 
 // Programmatic dependent launch, from sm_90 on: the blocks of a kernel start while the kernel
 // before it ends (kernel_comes lets the next one start), and wait in kernel_waits for its results.

@@ -48,6 +48,7 @@ struct kv_store_op {
     uint32_t group, layer;
     const float *k, *v;
     dev_centre centre;
+    dev_basis basis;
 };
 struct attention_op {
     uint32_t group, layer;
@@ -57,6 +58,7 @@ struct attention_op {
     const float *sinks;
     float *out;
     dev_centre centre;
+    dev_basis basis;
 };
 struct gate_mul_op {
     uint32_t kind; // enum gate_kind

@@ -13,6 +13,14 @@
 #include "backend/cuda/internal.cuh"
 #include "backend/cuda/mma.cuh"
 
+// How many scales a tile has: of KV_TILE one for each index of the reduction axis.
+template <tile_kind KIND>
+__device__ __forceinline__ uint32_t scales_of(const kv_format &f, uint32_t dim) {
+    return f.kind != KV_TILE ? dim / f.group * TILE_TOKENS
+           : KIND == TILE_K  ? dim
+                             : (uint32_t)TILE_TOKENS;
+}
+
 // How the codes of a format are split: bits of the low plane; those left are the high one's.
 __device__ __forceinline__ uint32_t low_plane_bits(uint32_t bits) {
     return bits == 8 ? 8 : bits >= 4 ? 4 : 2;
@@ -74,16 +82,16 @@ __device__ __forceinline__ float4 read_four(const uint8_t *tile, const kv_format
         return read_four_scalars(tile, f.scalar, ((size_t)row * lanes + lane) * 4);
     const uint32_t codes = read_codes(tile, f.bits, dim, row, lanes, lane);
     const uint8_t *scales = tile + plane_bytes(f.bits, dim),
-                  *biases = scales + dim / f.group * TILE_TOKENS * scalar_size(f.scalar);
+                  *biases = scales + scales_of<KIND>(f, dim) * scalar_size(f.scalar);
     float x[4];
-    if (KIND == TILE_K) { // four dims of a group, one token
+    if (KIND == TILE_K && f.kind != KV_TILE) { // four dims of a group, one token
         const uint32_t at = row * 4 / f.group * TILE_TOKENS + lane;
         const float s = read_scalar(scales, f.scalar, at), b = read_scalar(biases, f.scalar, at);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             x[i] = s * code_at(codes, i) + b;
-    } else { // four tokens of one dim
-        const uint32_t at = lane / f.group * TILE_TOKENS + row * 4;
+    } else { // four tokens of one dim; of KV_TILE's K four dims of one token
+        const uint32_t at = (f.kind == KV_TILE ? 0 : lane / f.group * TILE_TOKENS) + row * 4;
         const float4 s = read_four_scalars(scales, f.scalar, at),
                      b = read_four_scalars(biases, f.scalar, at);
         x[0] = s.x * code_at(codes, 0) + b.x;

@@ -43,11 +43,13 @@ static_assert(CHUNK * FOURS == THREADS && TILE_TOKENS == (int)CHUNK,
 
 struct PlainArgs {
     dev_centre centre;
-    const float *q;     // [row][head][dim]
+    const float *q;     // [row][head][dim], in the pass's basis
+    const float *plain; // the same in the plain one: centres are
     const float *sinks; // [head] or NULL
     float *out;
+    float2 *ms; // [row][head]; NULL: not wanted (attention_pass)
     float scale, softcap;
-    uint32_t layer, heads, gqa, kv_heads, dim;
+    uint32_t basis, layer, heads, gqa, kv_heads, dim;
     float *part_out;   // [item][kv head][column][dim]
     float2 *part_ms;   // [item][kv head][column] maximum, sum
     uint32_t *arrived; // [first item of the tokens][kv head]
@@ -155,7 +157,7 @@ __device__ __forceinline__ void score_centre(const PlainArgs &a, const Work &w, 
             const float2 turn = sh.turn[i / COLUMNS];
             float q1 = 0, q2 = 0;
             if (column < w.columns) {
-                const float *q = a.q + column_at(a, w, column);
+                const float *q = a.plain + column_at(a, w, column);
                 q1 = q[c.pair] * a.scale;
                 q2 = q[c.pair + a.centre.n] * a.scale;
             }
@@ -291,8 +293,8 @@ __device__ __forceinline__ void attend_super(const step_group &g, const PlainArg
         if (first >= w.view.keep && first + TILE_TOKENS <= window)
             continue;
         uint32_t layout = 0;
-        const uint8_t *page = page_find(g, w.view, number, &layout);
-        if (page) // as it must be: STEP-3
+        const uint8_t *page = page_seen(g, w.view, number, w.pos, &layout);
+        if (page && g.layouts[layout].basis == a.basis)
             attend_tile<CHUNKS>(a, w, number, page, g.layouts[layout], sh, out);
     }
     __syncthreads();
@@ -379,19 +381,27 @@ __device__ __forceinline__ void merge_parts(const PlainArgs &a, const Work &w, S
     }
 }
 
-// A sink is one more score, without a value: it adds to the sum, and may be the maximum.
+// A sink is one more score, without a value: it adds to the sum, and may be the maximum. It comes
+// with the page of the row itself.
 template <int CHUNKS>
-__device__ __forceinline__ void finish(const PlainArgs &a, const Work &w, const Shared &sh,
-                                       Outputs<CHUNKS> &all) {
+__device__ __forceinline__ void finish(const step_group &g, const PlainArgs &a, const Work &w,
+                                       const Shared &sh, Outputs<CHUNKS> &all) {
+    uint32_t own = 0;
+    (void)page_find(g, w.view, w.pos / TILE_TOKENS, &own);
+    const bool sinks = a.sinks && g.layouts[own].basis == a.basis;
     for_own<CHUNKS>(a, w, all, [&](float x, uint32_t column, uint32_t d) {
-        float sum = sh.row_sum[column], scale = 1;
-        if (a.sinks) {
-            const float sink = a.sinks[w.kv * a.gqa + column % a.gqa] * LOG2E,
-                        max = fmaxf(sh.row_max[column], sink), base = finite_max(max);
+        float sum = sh.row_sum[column], scale = 1, max = sh.row_max[column];
+        if (sinks) {
+            const float sink = a.sinks[w.kv * a.gqa + column % a.gqa] * LOG2E;
+            max = fmaxf(max, sink);
+            const float base = finite_max(max);
             scale = exp2_fast(sh.row_max[column] - base);
             sum = sum * scale + exp2_fast(sink - base);
         }
-        a.out[column_at(a, w, column) + d] = x * scale / sum;
+        const size_t at = column_at(a, w, column);
+        a.out[at + d] = x * scale / sum;
+        if (a.ms && d == 0)
+            a.ms[at / a.dim] = make_float2(max, sum);
     });
 }
 
@@ -436,15 +446,16 @@ __global__ void __launch_bounds__(THREADS, CHUNKS > 4 ? 1 : 2)
         else
             return;
     }
-    finish<CHUNKS>(a, w, sh, all);
+    finish<CHUNKS>(g, a, w, sh, all);
 }
 
 } // namespace
 
-void attention_plain(cuda_backend *b, const attention_op &op) {
+void attention_plain(cuda_backend *b, const attention_op &op, const attention_pass &pass) {
     const auto &shape = b->limits.group[op.group];
     ASSERT(shape.head_dim <= 8 * CHUNK && op.heads / shape.kv_heads <= COLUMNS);
-    PlainArgs a = {op.centre, op.q, op.sinks, op.out};
+    PlainArgs a = {op.centre, pass.q, op.q, op.sinks, pass.out, pass.ms};
+    a.basis = pass.basis;
     a.scale = op.scale;
     a.softcap = op.softcap;
     a.layer = op.layer;

@@ -46,6 +46,8 @@ enum { ARRIVALS = 1 };
 struct PrefillArgs {
     const float *q; // [row][head][D]
     float *out;
+    float2 *ms;     // [row][head]; NULL: not wanted (attention_pass)
+    uint32_t basis; // of the pages
     float scale;
     uint32_t layer, heads, gqa, kv_heads;
     int slots; // of K, and of V
@@ -104,6 +106,7 @@ template <int D, int KT> struct Block {
         float unit[ROWS];
         alignas(8) uint64_t full[2][SLOTS_MAX], empty[2][SLOTS_MAX]; // K, V
         bool bf16[2][SLOTS_MAX]; // the type of what is in a slot
+        bool other[SLOTS_MAX];   // a slot of K stands for a page of another basis: nobody sees it
     };
     static constexpr uint32_t RING = (sizeof(Shared) + 127) / 128 * 128; // where slots begin
 };
@@ -137,33 +140,47 @@ extern __shared__ __align__(128) uint8_t memory[];
 
 // ---- tiles into slots ------------------------------------------------------------------------
 
+// A slot of a tile that no row of this pass sees: values become zeros, keys may be anything.
+template <bool K, int D, class Wait>
+__device__ __forceinline__ void fill_unseen(uint32_t slot, Wait wait) {
+    wait();
+    for (uint32_t i = threadIdx.x % GROUP; !K && i < TILE_TOKENS * D / 8; i += GROUP)
+        sts128(slot + i * 16, make_uint4(0, 0, 0, 0));
+}
+
 // All tiles of one side, in order, by a group.
 template <bool K, int D, uint32_t FORMATS>
 __device__ __forceinline__ void fill(const step_group &g, const PrefillArgs &a, const Work &work,
-                                     bool *bf16, Ring ring) {
+                                     bool *bf16, bool *other, Ring ring) {
     const Tiles &tiles = work.tiles;
     const uint32_t end = work.end;
     for (uint32_t number = tiles.first(); number < tiles.end; number = tiles.next(number)) {
         uint32_t layout = 0;
-        const uint8_t *page = page_find(g, work.view, number, &layout);
+        const uint8_t *page = page_seen(g, work.view, number, work.pos, &layout);
         const dev_layout &l = g.layouts[layout];
         const uint8_t *tile = tile_of(page, l, a.layer, work.kv, K ? TILE_K : TILE_V);
         auto wait = [&] { ring.wait_empty(); };
         const uint32_t first = number * TILE_TOKENS;
         const uint64_t written = first + 64 <= end ? ~0ull : (1ull << (end - first)) - 1;
-        with_format<FORMATS>(K ? l.k : l.v, [&](auto f) {
-            constexpr int F = decltype(f)::value;
-            if constexpr (K && exact_of(F))
-                widen_keys_exact<D>(tile, ring.slot(), wait);
-            else if constexpr (K)
-                widen_keys_affine<F, D>(tile, l.k_bf16, ring.slot(), wait);
-            else if constexpr (exact_of(F))
-                widen_values_exact<D>(tile, written, ring.slot(), wait);
-            else
-                widen_values_affine<F, D>(tile, l.v_bf16, written, ring.slot(), wait);
-            if (threadIdx.x % GROUP == 0)
-                bf16[ring.at] = F == BF16;
-        });
+        const bool of_pass = l.basis == a.basis;
+        if (of_pass)
+            with_format<FORMATS>(K ? l.k : l.v, [&](auto f) {
+                constexpr int F = decltype(f)::value;
+                if constexpr (K && exact_of(F))
+                    widen_keys_exact<D>(tile, ring.slot(), wait);
+                else if constexpr (K)
+                    widen_keys_affine<F, D>(tile, l.k_bf16, ring.slot(), wait);
+                else if constexpr (exact_of(F))
+                    widen_values_exact<D>(tile, written, ring.slot(), wait);
+                else
+                    widen_values_affine<F, D>(tile, l.v_bf16, written, ring.slot(), wait);
+                if (threadIdx.x % GROUP == 0)
+                    bf16[ring.at] = F == BF16;
+            });
+        else
+            fill_unseen<K, D>(ring.slot(), wait);
+        if (K && threadIdx.x % GROUP == 0)
+            other[ring.at] = !of_pass;
         written_for_wgmma();
         ring.arrive(ring.full);
         ring.next();
@@ -278,16 +295,18 @@ __device__ __forceinline__ void begin_values(typename B::Shared &sh, Sums<D> &ou
         values_begin<true, D>(out, w, values.slot());
 }
 
-// Scores of tokens that a row does not see become -inf, in the tile that begins at `first`. p_min,
-// p_max: the first and the last position of the group's rows.
+// Scores of tokens that a row does not see become -inf, in the tile that begins at `first`; other:
+// none of them is seen. p_min, p_max: the first and the last position of the group's rows.
 __device__ __forceinline__ void hide_unseen(Sums<64> &s, const dev_view &view, uint32_t p_min,
                                             uint32_t p_max, const uint32_t (&p)[2], int q,
-                                            uint32_t first) {
+                                            uint32_t first, bool other) {
     // unless every row sees the whole tile
-    if (first + 63 > p_min || (first + 64 > view.keep && first < window_start(view.span, p_max)))
+    if (other || first + 63 > p_min ||
+        (first + 64 > view.keep && first < window_start(view.span, p_max)))
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const uint64_t seen = (p[i] < first ? 0 : seen_of_tile(view, p[i], first)) >> (8 * q);
+            const bool none = other || p[i] < first;
+            const uint64_t seen = (none ? 0 : seen_of_tile(view, p[i], first)) >> (8 * q);
 #pragma unroll
             for (int j = 0; j < 8; j++)
 #pragma unroll
@@ -404,7 +423,10 @@ __device__ __forceinline__ void merge_super(const PrefillArgs &a, const Work &wo
             state = {MINUS_INF, 0, top, all_sum};
         if (token >= work.item.tokens)
             continue;
-        float *to = a.out + ((size_t)(work.seq.row + work.item.first + token) * a.heads + head) * D;
+        const size_t column = (size_t)(work.seq.row + work.item.first + token) * a.heads + head;
+        float *to = a.out + column * D;
+        if (ends && a.ms && place.q == 0)
+            a.ms[column] = make_float2(top, all_sum);
         for (int x = 0; x < D / 32; x++)
             for (int y = 0; y < 2; y++) {
                 float4 *at = (float4 *)(to + y * (D / 2) + 16 * x + 4 * place.q);
@@ -471,9 +493,16 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs &a, const Work &wo
     Sums<D> out;
     uint32_t w[4][4];
     float max[2], sum[2][2], alpha[2]; // [row r, r + 8][chain q, 4 + q]
+    // Ends a tile's products of scores; done with its slot. True: of another basis.
+    auto end_scores = [&](auto pending) {
+        products_end<decltype(pending)::value>(s);
+        const bool other = sh.other[keys.at];
+        keys.done();
+        return other;
+    };
     // Turns the scores of the tile that begins at `first` into weights.
-    auto make_weights = [&](uint32_t first) {
-        hide_unseen(s, work.view, p_min, p_max, p, at.q, first);
+    auto make_weights = [&](uint32_t first, bool other) {
+        hide_unseen(s, work.view, p_min, p_max, p, at.q, first, other);
         weights_from_scores(s, unit, max, sum, alpha);
     };
     bool super_fresh = true, row_fresh = true;
@@ -482,17 +511,15 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs &a, const Work &wo
         uint32_t next = tiles.next(number);
         begin_run<D>(max, sum, out);
         begin_scores<D, KT, B>(sh, s, at.group, keys);
-        products_end<0>(s);
-        keys.done();
-        make_weights(number * TILE_TOKENS);
+        bool other = end_scores(Format<0>());
+        make_weights(number * TILE_TOKENS, other);
         pack_weights<VT, B>(sh, s, w, values);
         // While a tile's scores become weights, the last one's weights are multiplied.
         for (; next < tiles.end && next / RUN_TILES == run; next = tiles.next(next)) {
             begin_scores<D, KT, B>(sh, s, at.group, keys);
             begin_values<D, VT, B>(sh, out, w, values);
-            products_end<1>(s);
-            keys.done();
-            make_weights(next * TILE_TOKENS);
+            other = end_scores(Format<1>());
+            make_weights(next * TILE_TOKENS, other);
             products_end(out, w);
             values.done();
             scale_outputs<D>(out, alpha);
@@ -549,10 +576,10 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
     if (group >= B::GROUPS) {
         if (group == B::GROUPS) {
             REGISTERS_DOWN(B::K_REGISTERS);
-            fill<true, D, KF>(g, a, work, sh.bf16[0], keys);
+            fill<true, D, KF>(g, a, work, sh.bf16[0], sh.other, keys);
         } else {
             REGISTERS_DOWN(B::V_REGISTERS);
-            fill<false, D, VF>(g, a, work, sh.bf16[1], values);
+            fill<false, D, VF>(g, a, work, sh.bf16[1], sh.other, values);
         }
         return;
     }
@@ -593,8 +620,8 @@ Choice choose(uint32_t k, uint32_t v, uint32_t dim) {
 
 } // namespace
 
-uint32_t prefill_block_rows(uint32_t k_formats, uint32_t v_formats, uint32_t head_dim) {
-    return choose(k_formats, v_formats, head_dim).rows;
+uint32_t prefill_block_rows(uint32_t head_dim) { // the same for all formats
+    return choose(bit(F16), bit(F16), head_dim).rows;
 }
 
 // Slots of K, and of V; without one the kernel cannot run.
@@ -608,17 +635,19 @@ bool prefill_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats,
     return slots_of(b, choose(k_formats, v_formats, head_dim)) >= 1;
 }
 
-void attention_prefill(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
-                       uint32_t heads, float scale, float *out) {
-    const group_plan &plan = b->plan[group];
-    const uint32_t kv_heads = b->limits.group[group].kv_heads;
-    const Choice c = choose(plan.k_formats, plan.v_formats, b->limits.group[group].head_dim);
+void attention_prefill(cuda_backend *b, const attention_op &op, const attention_pass &pass) {
+    const group_plan &plan = b->plan[op.group];
+    const auto &shape = b->limits.group[op.group];
+    const uint32_t kv_heads = shape.kv_heads;
+    const Choice c = choose(plan.k_formats[pass.basis], plan.v_formats[pass.basis], shape.head_dim);
     const int slots = slots_of(b, c);
     const uint32_t bytes = c.shared + 2 * slots * c.slot;
     if (!cuda_ok(b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          (int)bytes)))
         return;
-    const PrefillArgs args = {q, out, scale, layer, heads, heads / kv_heads, kv_heads, slots};
+    const PrefillArgs args = {pass.q,   pass.out, pass.ms,  pass.basis,
+                              op.scale, op.layer, op.heads, op.heads / kv_heads,
+                              kv_heads, slots};
     cuda_ok(b, launch_early(b, c.kernel, plan.blocks[COUNT_PREFILL] * kv_heads, c.threads, bytes,
-                            b->group[group], args));
+                            b->group[op.group], args));
 }

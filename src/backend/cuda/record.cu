@@ -355,7 +355,8 @@ void cuda_kv_store(struct backend *base, const struct batch *batch, const struct
     uint32_t group;
     if (!operation_begins(b, batch, views, layer, &group))
         return;
-    r.kv_store = {group, layer, k, v, centre_find(b, views[0].centre)};
+    r.kv_store = {
+        group, layer, k, v, centre_find(b, views[0].centre), basis_find(b, views[0].basis)};
     take(b, r);
 }
 
@@ -375,9 +376,16 @@ void cuda_attention(struct backend *base, const struct batch *batch, const struc
              args->sinks ? "sinks" : "a soft cap", group);
         cuda_stick(b, &err);
     }
-    r.attention = {group,       layer,       q,
-                   args->heads, args->scale, args->softcap,
-                   args->sinks, out,         centre_find(b, views[0].centre)};
+    r.attention = {group,
+                   layer,
+                   q,
+                   args->heads,
+                   args->scale,
+                   args->softcap,
+                   args->sinks,
+                   out,
+                   centre_find(b, views[0].centre),
+                   basis_find(b, views[0].basis)};
     take(b, r);
 }
 

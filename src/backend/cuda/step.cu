@@ -3,7 +3,8 @@
 // here, written into pinned memory and copied to the device in one piece, so that kernels find
 // their work by index and nothing of it passes through launch parameters.
 //
-//     tables:  | seqs states | group 0: counts layouts views pages decode prefill plain store | ...
+//     tables:  | seqs states | group 0: counts layouts views pages decode prefill plain store
+//                shadows | ...
 //
 // step_begin measures, lays out and writes; what is recorded afterwards is copied with the tables
 // (record.cu). Arrays are as long as the step needs. Those of a step that may become a graph are as
@@ -14,7 +15,8 @@
 //           first byte is written.
 //   STEP-2  What kernels see of a row is a function of its position (BACKEND-3): items name
 //           super-runs at absolute multiples of 2,048 tokens, whatever else the step holds.
-//   STEP-3  Every page that some row of the step sees, or stores into, is in its table.
+//   STEP-3  Every page that some row of the step sees, or stores into, is in its table, and so is
+//           the shadow of every page that is stored into and encoded when it is full.
 //   STEP-4  Offsets of all arrays are multiples of 16 bytes; table_caps_most bounds every step
 //           within the limits, and the scratch of decode is made for it.
 //   STEP-5  host_tables are written only when the last copy has read them (tables_read).
@@ -23,6 +25,8 @@
 //           nothing else, so neither on other rows nor on the chunk (BACKEND-1). A row is plain if
 //           the group has heads that the fast kernels do not take, or a soft cap or sinks; or if it
 //           sees a page of a layout of which one side is TILE_FORMATS.
+//   STEP-7  All tokens of an item see their own pages alike: where pages have shadows, prefill and
+//           plain items end where a page does. The bits are the same.
 //
 // Plain items: a block of tokens, and one super-run of what they see as long as these are at most
 // plain_parts_most; if there are more, everything that they see. The bits are the same.
@@ -90,6 +94,7 @@ size_t tables_lay_out(const backend_limits *l, const uint8_t *base, uint32_t n_s
         place(base, &at, caps[i].items[COUNT_PREFILL], &g->prefill);
         place(base, &at, caps[i].items[COUNT_PLAIN], &g->plain);
         place(base, &at, caps[i].items[COUNT_STORE], &g->store);
+        place(base, &at, caps[i].items[COUNT_STORE], &g->shadows);
     }
     return at;
 }
@@ -161,6 +166,22 @@ static uint32_t pages_touched_most(uint32_t rows) {
     return (rows + TILE_TOKENS - 2) / TILE_TOKENS + 1;
 }
 
+// Every page that is encoded when it is full, and that the rows are stored into, has a shadow.
+static bool shadows_present(const kv_view *v, const batch_seq *s) {
+    for (uint32_t i = 0, n = s->pos / TILE_TOKENS; i < pages_touched(s); i++, n++)
+        if (page_is_whole(&v->layouts[v->pages[kv_view_index(v, n)].layout]) &&
+            !kv_view_shadow(v, n))
+            return false;
+    return true;
+}
+
+// The layout of page `number` as position p sees it.
+static uint32_t layout_seen(const kv_view *v, uint32_t number, uint32_t p) {
+    const uint32_t layout = v->pages[kv_view_index(v, number)].layout;
+    const bool shadow = number == p / TILE_TOKENS && page_is_whole(&v->layouts[layout]);
+    return shadow ? kv_view_shadow(v, number)->layout : layout;
+}
+
 // ---- which rows are plain ---------------------------------------------------------------------
 
 // Rows [first, end) of a sequence, all plain or none.
@@ -175,10 +196,10 @@ static bool sees_plain(const kv_view *v, uint32_t plain, uint32_t p) {
     const uint32_t end = p / TILE_TOKENS + 1, start = window_start(v, p) / TILE_TOKENS,
                    keep = std::min(v->keep, p), kept = (keep + TILE_TOKENS - 1) / TILE_TOKENS;
     for (uint32_t i = start; i < end; i++)
-        if (plain >> v->pages[kv_view_index(v, i)].layout & 1)
+        if (plain >> layout_seen(v, i, p) & 1)
             return true;
     for (uint32_t i = 0; i < std::min(kept, start); i++)
-        if (plain >> v->pages[kv_view_index(v, i)].layout & 1)
+        if (plain >> layout_seen(v, i, p) & 1)
             return true;
     return false;
 }
@@ -208,10 +229,19 @@ static void for_row_runs(const kv_view *v, const batch_seq *s, uint32_t plain, F
     }
 }
 
-// fn(first, tokens) for the blocks of the plain kernel, of at most so many tokens.
-template <class Fn> static void for_plain_blocks(const row_run &run, uint32_t most, Fn fn) {
+// How a run is cut into blocks: of at most so many tokens; at ends of pages, if pages have shadows.
+struct block_cut {
+    uint32_t most;
+    bool at_pages;
+};
+
+// fn(first, tokens) for the blocks of a run of a sequence's rows.
+template <class Fn>
+static void for_blocks(const batch_seq *s, const row_run &run, block_cut cut, Fn fn) {
     for (uint32_t first = run.first, tokens; first < run.end; first += tokens) {
-        tokens = std::min(most, run.end - first);
+        tokens = std::min(cut.most, run.end - first);
+        if (cut.at_pages)
+            tokens = std::min(tokens, TILE_TOKENS - (s->pos + first) % TILE_TOKENS);
         fn(first, tokens);
     }
 }
@@ -259,10 +289,6 @@ kvasir_status check_head_dim(uint32_t dims, kvasir_error *err) {
 kvasir_status cuda_check_layout(const struct backend *b, const struct page_layout *l,
                                 kvasir_error *err) {
     (void)b;
-    if (page_is_whole(l) || l->basis != BASIS_PLAIN)
-        return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "CUDA: rotated and tile formats (r8,4, t4) are not supported on a GPU yet: use "
-                    "8,4, or the CPU");
     return check_head_dim(l->k.head_dim, err);
 }
 
@@ -276,7 +302,7 @@ static kvasir_status layout_convert(const backend_limits *l, uint32_t group,
                     "CUDA: pages of %u KV heads of %u dims in layer group %u, which was reserved "
                     "for %u of %u",
                     from->kv_heads, from->k.head_dim, group, shape.kv_heads, shape.head_dim);
-    const bool fast = head_dim_fast(shape.head_dim);
+    const bool fast = head_dim_fast(shape.head_dim) && from->basis == BASIS_PLAIN;
     if (!fast || from->centred || !tile_format_of(&from->k, true, &to->k))
         to->k = TILE_FORMATS;
     if (!fast || !tile_format_of(&from->v, false, &to->v))
@@ -289,6 +315,9 @@ static kvasir_status layout_convert(const backend_limits *l, uint32_t group,
     to->k_stored = from->k.format;
     to->v_stored = from->v.format;
     to->centred = from->centred;
+    to->basis = from->basis;
+    to->whole = page_is_whole(from);
+    ASSERT(!to->whole || to->basis != BASIS_PLAIN);
     return KVASIR_OK;
 }
 
@@ -298,8 +327,9 @@ static kvasir_status layout_convert(const backend_limits *l, uint32_t group,
 struct group_need {
     uint64_t pages, items[COUNTS];
     uint64_t store_most; // store items of the same rows at any positions
-    uint32_t k_formats, v_formats, stores, prefill_tokens, layers;
+    uint32_t k_formats[BASIS_COUNT], v_formats[BASIS_COUNT], bases, stores, layers;
     uint32_t plain; // layouts of plain rows, one bit each (row_run_at)
+    block_cut prefill_cut, plain_cut;
     bool plain_split;
     dev_layout layouts[CUDA_LAYOUTS_MAX]; // those that no page has are zero
 };
@@ -326,14 +356,19 @@ static kvasir_status check_batch(const backend_limits *l, const batch *batch, kv
     return KVASIR_OK;
 }
 
+static uint32_t layouts_of(const kv_page *pages, uint32_t n) {
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < n; i++)
+        used |= 1u << (pages[i].layout < CUDA_LAYOUTS_MAX ? pages[i].layout : 31);
+    return used;
+}
+
 // One bit for each layout that some page of the group has; bit 31: one that there is no room for.
 static uint32_t layouts_used(const kv_view *views, uint32_t n_seqs) {
     uint32_t used = 0;
     for (uint32_t s = 0; s < n_seqs; s++)
-        for (uint32_t i = 0; i < views[s].n_pages; i++) {
-            uint32_t layout = views[s].pages[i].layout;
-            used |= 1u << (layout < CUDA_LAYOUTS_MAX ? layout : 31);
-        }
+        used |= layouts_of(views[s].pages, views[s].n_pages) |
+                layouts_of(views[s].shadows, views[s].n_shadows);
     return used;
 }
 
@@ -357,12 +392,20 @@ static kvasir_status measure_formats(const cuda_backend *b, uint32_t group, cons
             return fail(err, KVASIR_ERR_ARGUMENT,
                         "CUDA: pages with centred keys in layer group %u, without their centre",
                         group);
+        if (made->basis == BASIS_BALANCED && !basis_find(b, views[0].basis).forward)
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "CUDA: pages with balanced keys in layer group %u, without their basis",
+                        group);
+        need->bases |= 1u << made->basis;
         need->layers = std::min(need->layers, views[0].layouts[i].layers);
-        need->stores |= (k_fast || v_fast ? STORE_FAST : 0) | (k_fast && v_fast ? 0 : STORE_PLAIN) |
-                        (made->centred ? STORE_CENTRED : 0);
+        if (made->whole)
+            need->stores |= STORE_WHOLE;
+        else if (made->basis == BASIS_PLAIN) // the others are shadows
+            need->stores |=
+                (k_fast || v_fast ? STORE_FAST : 0) | (k_fast && v_fast ? 0 : STORE_PLAIN);
         if (k_fast && v_fast) {
-            need->k_formats |= 1u << made->k;
-            need->v_formats |= 1u << made->v;
+            need->k_formats[made->basis] |= 1u << made->k;
+            need->v_formats[made->basis] |= 1u << made->v;
         } else
             need->plain |= 1u << i;
     }
@@ -372,18 +415,18 @@ static kvasir_status measure_formats(const cuda_backend *b, uint32_t group, cons
 }
 
 // The items of one sequence; split: plain ones if each has one super-run.
-static void count_items(const batch_seq *seq, const kv_view *v, uint32_t prefill_rows, uint32_t gqa,
+static void count_items(const batch_seq *seq, const kv_view *v, uint32_t prefill_rows,
                         group_need *need, uint64_t *split) {
     for_row_runs(v, seq, need->plain, [&](const row_run &run) {
-        const uint32_t rows = run.end - run.first;
         if (run.plain)
-            for_plain_blocks(run, plain_tokens(gqa), [&](uint32_t first, uint32_t tokens) {
+            for_blocks(seq, run, need->plain_cut, [&](uint32_t first, uint32_t tokens) {
                 const uint32_t p = seq->pos + first;
                 need->items[COUNT_PLAIN]++;
                 *split += supers_count(supers_seen(v, p, p + tokens - 1));
             });
         else if (seq->rows >= prefill_rows)
-            need->items[COUNT_PREFILL] += (rows + need->prefill_tokens - 1) / need->prefill_tokens;
+            for_blocks(seq, run, need->prefill_cut,
+                       [&](uint32_t, uint32_t) { need->items[COUNT_PREFILL]++; });
         else
             for (uint32_t i = run.first; i < run.end; i++)
                 need->items[COUNT_DECODE] += supers_count(supers_seen(v, seq->pos + i));
@@ -400,8 +443,9 @@ static kvasir_status measure_group(const cuda_backend *b, const batch *batch, ui
     const auto &shape = l->group[group];
     uint32_t gqa = shape.heads / shape.kv_heads;
     uint64_t split = 0;
-    need->prefill_tokens =
-        std::max(1u, prefill_block_rows(need->k_formats, need->v_formats, shape.head_dim) / gqa);
+    const bool at_pages = need->stores & STORE_WHOLE;
+    need->prefill_cut = {std::max(1u, prefill_block_rows(shape.head_dim) / gqa), at_pages};
+    need->plain_cut = {plain_tokens(gqa), at_pages};
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         const batch_seq *seq = &batch->seqs[s];
         const kv_view *v = &views[s];
@@ -415,10 +459,15 @@ static kvasir_status measure_group(const cuda_backend *b, const batch *batch, ui
                         "CUDA: sequence %u, layer group %u: a page that positions %u to %u see is "
                         "not in the table",
                         s, group, seq->pos, seq->pos + seq->rows - 1);
+        if (!shadows_present(v, seq))
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "CUDA: sequence %u, layer group %u: a page that positions %u to %u are "
+                        "stored into has no shadow",
+                        s, group, seq->pos, seq->pos + seq->rows - 1);
         need->pages += v->n_pages;
         need->items[COUNT_STORE] += pages_touched(seq);
         need->store_most += pages_touched_most(seq->rows);
-        count_items(seq, v, b->prefill_rows, gqa, need, &split);
+        count_items(seq, v, b->prefill_rows, need, &split);
     }
     need->plain_split = split <= plain_parts_most(shape.kv_heads);
     if (need->plain_split)
@@ -460,13 +509,15 @@ static void write_pages(const cuda_backend *b, const step_plan *step, uint32_t g
     const step_group *g = &step->group[group];
     dev_view *out = host_of(b, g->views);
     kv_page *pages = host_of(b, g->pages);
-    uint32_t first = 0;
+    uint32_t first = 0, stores = 0;
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         const kv_view *v = &views[s];
+        const uint32_t page = batch->seqs[s].pos / TILE_TOKENS;
         ASSERT(first + v->n_pages <= step->caps[group].pages);
         memcpy(pages + first, v->pages, v->n_pages * sizeof *pages);
-        out[s] = {first, v->n_pages, v->kept_pages, v->base_page, v->keep, v->span};
+        out[s] = {first, v->n_pages, v->kept_pages, v->base_page, v->keep, v->span, stores - page};
         first += v->n_pages;
+        stores += pages_touched(&batch->seqs[s]);
     }
 }
 
@@ -494,16 +545,18 @@ static void write_decode(decode_item *out, const batch *batch, const kv_view *vi
 // Blocks of the largest positions come first: they see most, and a long block that begins last
 // would keep the device waiting.
 static void write_prefill(prefill_item *out, const batch *batch, const kv_view *views,
-                          uint32_t prefill_rows, uint32_t tokens, uint32_t plain) {
+                          uint32_t prefill_rows, const group_need &need) {
     uint32_t n = 0;
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         if (batch->seqs[s].rows < prefill_rows)
             continue;
-        for_row_runs(&views[s], &batch->seqs[s], plain, [&](const row_run &run) {
+        const batch_seq *seq = &batch->seqs[s];
+        for_row_runs(&views[s], seq, need.plain, [&](const row_run &run) {
             if (run.plain)
                 return;
-            for (uint32_t first = run.first; first < run.end; first += tokens)
-                out[n++] = {s, first, std::min(tokens, run.end - first)};
+            for_blocks(seq, run, need.prefill_cut, [&](uint32_t first, uint32_t tokens) {
+                out[n++] = {s, first, tokens};
+            });
         });
     }
     std::sort(out, out + n, [batch](const prefill_item &x, const prefill_item &y) {
@@ -514,17 +567,17 @@ static void write_prefill(prefill_item *out, const batch *batch, const kv_view *
 }
 
 static void write_plain(plain_item *out, const batch *batch, const kv_view *views,
-                        uint32_t most_tokens, bool split, uint32_t plain) {
+                        const group_need &need) {
     uint32_t n = 0;
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         const batch_seq *seq = &batch->seqs[s];
-        for_row_runs(&views[s], seq, plain, [&](const row_run &run) {
+        for_row_runs(&views[s], seq, need.plain, [&](const row_run &run) {
             if (!run.plain)
                 return;
-            for_plain_blocks(run, most_tokens, [&](uint32_t first, uint32_t tokens) {
+            for_blocks(seq, run, need.plain_cut, [&](uint32_t first, uint32_t tokens) {
                 const uint32_t p = seq->pos + first, part = n;
                 const seen_supers seen = supers_seen(&views[s], p, p + tokens - 1);
-                if (!split) {
+                if (!need.plain_split) {
                     out[n++] = {s, first, tokens, ALL_SUPERS, part, 1};
                     return;
                 }
@@ -536,11 +589,17 @@ static void write_plain(plain_item *out, const batch *batch, const kv_view *view
     }
 }
 
-static void write_store(store_item *out, const batch *batch) {
+static void write_store(store_item *out, kv_page *shadows, const batch *batch,
+                        const kv_view *views) {
+    const kv_page none = {NO_SHADOW, 0, 0};
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         const batch_seq *seq = &batch->seqs[s];
-        for (uint32_t i = 0; i < pages_touched(seq); i++)
-            *out++ = {s, seq->pos / TILE_TOKENS + i};
+        for (uint32_t i = 0; i < pages_touched(seq); i++) {
+            const uint32_t number = seq->pos / TILE_TOKENS + i;
+            const kv_page *shadow = kv_view_shadow(&views[s], number);
+            *out++ = {s, number};
+            *shadows++ = shadow ? *shadow : none;
+        }
     }
 }
 
@@ -568,12 +627,9 @@ static void write_step(const cuda_backend *b, const step_plan *step, const batch
         write_pages(b, step, i, batch, views);
         write_decode(host_of(b, g->decode), batch, views, host_of(b, g->views), prefill_rows,
                      needs[i].plain);
-        write_prefill(host_of(b, g->prefill), batch, views, prefill_rows, needs[i].prefill_tokens,
-                      needs[i].plain);
-        const auto &shape = b->limits.group[i];
-        write_plain(host_of(b, g->plain), batch, views, plain_tokens(shape.heads / shape.kv_heads),
-                    needs[i].plain_split, needs[i].plain);
-        write_store(host_of(b, g->store), batch);
+        write_prefill(host_of(b, g->prefill), batch, views, prefill_rows, needs[i]);
+        write_plain(host_of(b, g->plain), batch, views, needs[i]);
+        write_store(host_of(b, g->store), host_of(b, g->shadows), batch, views);
     }
 }
 
@@ -614,11 +670,12 @@ static void plan_step(const cuda_backend *b, const batch *batch, uint32_t groups
             in_bucket ? caps_of_bucket(need, &b->most[g], batch->n_seqs) : caps_of_step(need);
         for (int i = 0; i < COUNTS; i++)
             plan->blocks[i] = step->caps[g].items[i];
-        plan->k_formats = need->k_formats;
-        plan->v_formats = need->v_formats;
+        memcpy(plan->k_formats, need->k_formats, sizeof plan->k_formats);
+        memcpy(plan->v_formats, need->v_formats, sizeof plan->v_formats);
+        plan->bases = need->bases;
         plan->stores = need->stores;
         plan->plain_split = need->plain_split;
-        plan->prefill_tokens = need->prefill_tokens;
+        plan->prefill_tokens = need->prefill_cut.most;
         plan->layers = need->layers;
         step->group[g].arena = arena_base(batch->views[(size_t)g * batch->n_seqs].arena);
     }
@@ -630,15 +687,33 @@ static kvasir_status kernels_fit(const cuda_backend *b, uint32_t groups, const g
     for (uint32_t g = 0; g < groups; g++) {
         const group_need *need = &needs[g];
         const auto &shape = b->limits.group[g];
-        const uint32_t k = need->k_formats, v = need->v_formats, gqa = shape.heads / shape.kv_heads;
-        if ((need->items[COUNT_DECODE] && !decode_fits(b, k, v, shape.head_dim, gqa)) ||
-            (need->items[COUNT_PREFILL] && !prefill_fits(b, k, v, shape.head_dim)))
-            return fail(err, KVASIR_ERR_UNSUPPORTED,
-                        "CUDA: %s: %u bytes of shared memory are too few for heads of %u dims, %u "
-                        "to a KV head",
-                        b->name, b->shared_per_block, shape.head_dim, gqa);
+        const uint32_t gqa = shape.heads / shape.kv_heads;
+        for (uint32_t basis = 0; basis < BASIS_COUNT; basis++) {
+            const uint32_t k = need->k_formats[basis], v = need->v_formats[basis];
+            if ((k && need->items[COUNT_DECODE] && !decode_fits(b, k, v, shape.head_dim, gqa)) ||
+                (k && need->items[COUNT_PREFILL] && !prefill_fits(b, k, v, shape.head_dim)))
+                return fail(err, KVASIR_ERR_UNSUPPORTED,
+                            "CUDA: %s: %u bytes of shared memory are too few for heads of %u "
+                            "dims, %u to a KV head",
+                            b->name, b->shared_per_block, shape.head_dim, gqa);
+        }
     }
     return KVASIR_OK;
+}
+
+// Of bases that no step had before; it stays for the next ones.
+static kvasir_status scratch_fits(cuda_backend *b, uint32_t groups, const group_need *needs,
+                                  kvasir_error *err) {
+    uint32_t bases = 0;
+    for (uint32_t g = 0; g < groups; g++)
+        if (needs[g].bases != 1u << BASIS_PLAIN)
+            bases |= needs[g].bases;
+    if (turned_open(b, bases))
+        return KVASIR_OK;
+    return fail(err, KVASIR_ERR_MEMORY,
+                "CUDA: buffers for attention over rotated and tile formats, steps of %u rows: out "
+                "of memory",
+                b->limits.rows);
 }
 
 static kvasir_status begin(cuda_backend *b, const batch *batch, uint32_t groups,
@@ -650,6 +725,7 @@ static kvasir_status begin(cuda_backend *b, const batch *batch, uint32_t groups,
     group_need needs[BACKEND_GROUPS_MAX];
     TRY(measure(b, batch, groups, needs, err));
     TRY(kernels_fit(b, groups, needs, err));
+    TRY(scratch_fits(b, groups, needs, err));
     plan_step(b, batch, groups, needs, &b->step);
     memcpy(b->group, b->step.group, sizeof b->group);
     memcpy(b->plan, b->step.plan, sizeof b->plan);

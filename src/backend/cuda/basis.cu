@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// basis.cu: pages whose rows are in another basis than the plain one (enum page_basis of
+// backend.h): matrices in device memory, and what attention does before and after its kernels.
+//
+// A score of such a page needs the query in the basis of its keys, and what its values add to the
+// output is in the basis of its values. So attention over a row's pages is one pass for each basis
+// that occurs in the step, over the pages of that basis alone, by the same kernels:
+//
+//     q --turn_queries--> turned --pass--> turned, row_ms --join_passes--> out
+//
+//     value of a pass    outputs divided by their sum s; rotated by H if the basis is not plain
+//     join               a row that sees pages of one basis: its pass's value. Else, in order of
+//                        bases, sums of w value and of w, w = s 2^(M - largest M); their quotient
+//
+// Which bases a row sees depends on its pages alone, so its bits do not depend on the step.
+#include <string.h>
+
+#include "backend/cuda/arithmetic.cuh"
+#include "backend/cuda/basis.cuh"
+
+// ---- matrices --------------------------------------------------------------------------------
+
+kvasir_status cuda_reserve_basis(struct backend *base, const struct key_basis *basis,
+                                 kvasir_error *err) {
+    cuda_backend *b = cuda_of(base);
+    const size_t bytes =
+        (size_t)basis->layers * basis->kv_heads * basis->head_dim * basis->head_dim * sizeof(float);
+    ASSERT(!b->capturing && bytes > 0);
+    TRY(cuda_status(b, err));
+    if (b->n_key_bases == BACKEND_GROUPS_MAX)
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "CUDA: more than %d groups with balanced keys",
+                    BACKEND_GROUPS_MAX);
+    auto &entry = b->key_bases[b->n_key_bases++]; // also of one that fails: bases_close frees it
+    entry.device.inverse = (const float *)cuda_upload(base, basis->inverse, bytes);
+    entry.device.forward = (const float *)cuda_upload(base, basis->forward, bytes);
+    if (!entry.device.inverse || !entry.device.forward) {
+        TRY(cuda_status(b, err));
+        return fail(err, KVASIR_ERR_MEMORY, "CUDA: bases of keys: out of memory");
+    }
+    entry.host = basis;
+    return KVASIR_OK;
+}
+
+dev_basis basis_find(const cuda_backend *b, const key_basis *basis) {
+    for (uint32_t i = 0; basis && i < b->n_key_bases; i++)
+        if (b->key_bases[i].host == basis)
+            return b->key_bases[i].device;
+    return dev_basis{};
+}
+
+void bases_close(cuda_backend *b) {
+    for (uint32_t i = 0; i < b->n_key_bases; i++) {
+        (void)cudaFree(const_cast<float *>(b->key_bases[i].device.inverse));
+        (void)cudaFree(const_cast<float *>(b->key_bases[i].device.forward));
+    }
+    b->n_key_bases = 0;
+}
+
+// ---- scratch ---------------------------------------------------------------------------------
+
+bool turned_open(cuda_backend *b, uint32_t bases) {
+    size_t heads = 0, values = 0; // of a row, in the group that has most
+    for (uint32_t g = 0; g < b->limits.groups; g++) {
+        const auto &shape = b->limits.group[g];
+        heads = shape.heads > heads ? shape.heads : heads;
+        const size_t n = (size_t)shape.heads * shape.head_dim;
+        values = n > values ? n : values;
+    }
+    for (uint32_t i = 0; i < BASIS_COUNT; i++)
+        if (bases >> i & 1 && !b->row_ms[i] &&
+            (!device_array(b->limits.rows * heads, &b->row_ms[i]) ||
+             (i != BASIS_PLAIN && !device_array(b->limits.rows * values, &b->turned[i])))) {
+            (void)cudaGetLastError();
+            turned_close(b);
+            return false;
+        }
+    return true;
+}
+
+void turned_close(cuda_backend *b) {
+    for (uint32_t i = 0; i < BASIS_COUNT; i++) {
+        (void)cudaFree(b->turned[i]);
+        (void)cudaFree(b->row_ms[i]);
+        b->turned[i] = nullptr;
+        b->row_ms[i] = nullptr;
+    }
+}
+
+float hadamard_scale(uint32_t head_dim) {
+    return (float)(1 / m_sqrt(head_dim & -head_dim));
+}
+
+// ---- queries ---------------------------------------------------------------------------------
+
+namespace {
+
+struct TurnArgs {
+    const float *q; // [row][head][dim]
+    float *out;
+    const float *forward; // NULL: Hadamard
+    float scale;          // of H
+    uint32_t rows, layer, heads, kv_heads, dim;
+};
+
+// A block has some (row, query head) of a KV head.
+__global__ void __launch_bounds__(TURN_THREADS) turn(const TurnArgs a) {
+    extern __shared__ __align__(16) float turn_memory[];
+    kernel_begins();
+    const uint32_t gqa = a.heads / a.kv_heads, kv = blockIdx.y, most = turn_rows_of(a.dim),
+                   first = blockIdx.x * most, n = min(most, a.rows * gqa - first);
+    auto place = [&](uint32_t i) { // of value i of the block
+        const uint32_t column = first + i / a.dim;
+        return ((size_t)(column / gqa) * a.heads + kv * gqa + column % gqa) * a.dim + i % a.dim;
+    };
+    for (uint32_t i = threadIdx.x; i < most * a.dim; i += TURN_THREADS)
+        turn_memory[i] = i < n * a.dim ? a.q[place(i)] : 0.f;
+    turn_rows(turn_memory,
+              a.forward ? basis_matrix(a.forward, a.layer, a.kv_heads, kv, a.dim) : nullptr, a.dim,
+              a.scale);
+    for (uint32_t i = threadIdx.x; i < n * a.dim; i += TURN_THREADS)
+        a.out[place(i)] = turn_memory[i];
+}
+
+} // namespace
+
+void turn_queries(cuda_backend *b, const attention_op &op, const attention_pass &pass) {
+    const auto &shape = b->limits.group[op.group];
+    const uint32_t gqa = op.heads / shape.kv_heads, rows = b->step.rows;
+    TurnArgs a = {};
+    a.q = op.q;
+    a.out = pass.out;
+    ASSERT(pass.basis != BASIS_BALANCED || op.basis.forward);
+    a.forward = pass.basis == BASIS_BALANCED ? op.basis.forward : nullptr;
+    a.scale = hadamard_scale(shape.head_dim);
+    a.rows = rows;
+    a.layer = op.layer;
+    a.heads = op.heads;
+    a.kv_heads = shape.kv_heads;
+    a.dim = shape.head_dim;
+    const dim3 grid(blocks_of((size_t)rows * gqa, turn_rows_of(a.dim)), shape.kv_heads);
+    cuda_ok(b, launch_early(b, turn, grid, TURN_THREADS, turn_bytes(a.dim), a));
+}
+
+// ---- outputs ---------------------------------------------------------------------------------
+
+namespace {
+
+enum { JOIN_WARPS = 4 };
+
+struct JoinArgs {
+    attention_pass passes[BASIS_COUNT];
+    uint32_t n;
+    float *out;            // [row][head][dim]
+    float scale;           // of H
+    uint32_t columns, dim; // columns: rows x heads
+};
+
+// The factor of each pass, and their sum; false: it saw nothing.
+__device__ __forceinline__ uint32_t join_weights(const JoinArgs &a, uint32_t column,
+                                                 float (&w)[BASIS_COUNT]) {
+    float top = MINUS_INF;
+    uint32_t seen = 0;
+    float2 ms[BASIS_COUNT];
+#pragma unroll
+    for (uint32_t i = 0; i < BASIS_COUNT; i++) {
+        ms[i] = i < a.n ? a.passes[i].ms[column] : make_float2(MINUS_INF, 0);
+        if (ms[i].y != 0) { // also NaN
+            seen |= 1u << i;
+            top = fmaxf(top, ms[i].x);
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < BASIS_COUNT; i++)
+        w[i] = seen >> i & 1 ? ms[i].y * exp2_fast(ms[i].x - top) : 0.f;
+    return seen;
+}
+
+// A warp has one (row, query head).
+__global__ void __launch_bounds__(JOIN_WARPS * 32) join(const JoinArgs a) {
+    __shared__ float memory[JOIN_WARPS][2][HEAD_DIM_MAX];
+    kernel_begins();
+    const uint32_t column = blockIdx.x * JOIN_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (column >= a.columns)
+        return;
+    float *value = memory[threadIdx.x / 32][0], *sum = memory[threadIdx.x / 32][1],
+          w[BASIS_COUNT] = {1, 0, 0};
+    const uint32_t seen = a.n > 1 ? join_weights(a, column, w) : 1u;
+    const bool one = (seen & (seen - 1)) == 0;
+    for (uint32_t i = 0; i < a.n; i++) {
+        if (!(seen >> i & 1))
+            continue;
+        const float *from = a.passes[i].out + (size_t)column * a.dim;
+        for (uint32_t d = lane; d < a.dim; d += 32)
+            value[d] = from[d];
+        if (a.passes[i].basis != BASIS_PLAIN)
+            hadamard_row(value, a.dim, a.scale);
+        const bool first = (seen & ((1u << i) - 1)) == 0;
+        for (uint32_t d = lane; d < a.dim; d += 32)
+            sum[d] = one ? value[d] : (first ? 0.f : sum[d]) + w[i] * value[d];
+        __syncwarp();
+    }
+    const float all = w[0] + w[1] + w[2];
+    for (uint32_t d = lane; d < a.dim; d += 32)
+        a.out[(size_t)column * a.dim + d] = one ? sum[d] : sum[d] / all;
+}
+
+} // namespace
+
+void join_passes(cuda_backend *b, const attention_op &op, const attention_pass *passes,
+                 uint32_t n) {
+    JoinArgs a = {};
+    ASSERT(n > 0 && n <= BASIS_COUNT);
+    memcpy(a.passes, passes, n * sizeof *passes);
+    a.n = n;
+    a.out = op.out;
+    a.dim = b->limits.group[op.group].head_dim;
+    a.scale = hadamard_scale(a.dim);
+    a.columns = b->step.rows * op.heads;
+    cuda_ok(b, launch_early(b, join, blocks_of(a.columns, JOIN_WARPS), JOIN_WARPS * 32, 0, a));
+}
