@@ -120,6 +120,8 @@ static const struct pair {
     {"4/2 g32", {4, SCALAR_F16, 32, KV_ROWS}, {2, SCALAR_F16, 32, KV_ROWS}},
     {"6/3", {6, SCALAR_F16, 64, KV_ROWS}, {3, SCALAR_F16, 64, KV_ROWS}},
     {"5/5 bf16", {5, SCALAR_BF16, 32, KV_ROWS}, {5, SCALAR_BF16, 32, KV_ROWS}},
+    {"r8/4", {8, SCALAR_F16, 64, KV_ROTATED}, {4, SCALAR_F16, 64, KV_ROTATED}},
+    {"t4", {4, SCALAR_F16, 0, KV_TILE}, {4, SCALAR_F16, 0, KV_TILE}},
 };
 enum { N_PAIRS = sizeof PAIRS / sizeof *PAIRS };
 
@@ -188,6 +190,12 @@ static const struct shape {
     {{"5/8 g128", {5, SCALAR_BF16, 128, KV_ROWS}, {8, SCALAR_F16, 128, KV_ROWS}}, 128, 5},
     {{"8/f32", {8, SCALAR_F16, 32, KV_ROWS}, {32, SCALAR_F32, 0, KV_ROWS}}, 32, 8},
     {{"3/2", {3, SCALAR_F16, 64, KV_ROWS}, {2, SCALAR_F16, 64, KV_ROWS}}, 512, 1},
+    {{"t5/4", {5, SCALAR_F16, 0, KV_TILE}, {4, SCALAR_F16, 0, KV_TILE}}, 128, 4},
+    {{"t3", {3, SCALAR_F16, 0, KV_TILE}, {3, SCALAR_F16, 0, KV_TILE}}, 96, 8},
+    {{"t8/2", {8, SCALAR_F16, 0, KV_TILE}, {2, SCALAR_F16, 0, KV_TILE}}, 256, 1},
+    {{"t2/8", {2, SCALAR_F16, 0, KV_TILE}, {8, SCALAR_F16, 0, KV_TILE}}, 64, GQA_MAX},
+    {{"t6/5", {6, SCALAR_F16, 0, KV_TILE}, {5, SCALAR_F16, 0, KV_TILE}}, 512, 2},
+    {{"r5/3 g32", {5, SCALAR_F16, 32, KV_ROTATED}, {3, SCALAR_F16, 32, KV_ROTATED}}, 160, 3},
 };
 enum { N_SHAPES = sizeof SHAPES / sizeof *SHAPES, HEAD_DIM = 64, GQA = 3 };
 
@@ -255,6 +263,7 @@ static void check_attention(const struct shape *s) {
         make_scene(&c, seqs, s);
         c.softcap_or_sinks = more != 0;
         case_begin("%d sequences%s", (int)N_SEQS, more ? ", soft cap and sinks" : "");
+        scene_set_bases(&c, true);
         if (!device_has_pages(&c.layouts[1], s->formats.name))
             break;
         scene_build(&c, true);
@@ -337,6 +346,7 @@ static void check_centred(const struct shape *shape, uint32_t per_head) {
                       shape->head_dim))
         return;
     case_begin("%u pairs of a head", per_head);
+    scene_set_bases(&c, true);
     centre_make(&r, shape->head_dim, per_head);
     kvasir_error err = {0};
     scene_build(&c, true);
@@ -372,6 +382,8 @@ static void check_attentions(void) {
         return;
     check_centred(&(struct shape){PAIRS[4], HEAD_DIM, GQA}, 5);
     check_centred(&(struct shape){PAIRS[0], 128, 2}, PAIRS_OF_HEAD_MAX);
+    check_centred(&(struct shape){PAIRS[8], HEAD_DIM, GQA}, 5);
+    check_centred(&(struct shape){PAIRS[9], 128, 2}, 20);
 }
 
 /* ---- recurrent layers ------------------------------------------------------------------------ */

@@ -145,6 +145,7 @@ static void run_checks(void) {
         check_pick();
         check_pages();
         check_encode();
+        check_whole();
     }
 #ifdef KVASIR_CUDA
     if (choice->cuda && !options.step) {

@@ -12,6 +12,7 @@
  *     check_pick.c       tokens from logits
  *     check_pages.c      attention, recurrent layers, the arena
  *     check_encode.c     kv_store, byte for byte
+ *     check_whole.c      the same into pages that are encoded when they are full
  *     cuda/              built with KVASIR_CUDA: the CUDA backend against its own arithmetic
  *       check_attention.c  attention
  *       check_product.c    product
@@ -45,6 +46,7 @@ void check_rows(void);
 void check_pick(void);
 void check_pages(void);
 void check_encode(void);
+void check_whole(void);
 #ifdef KVASIR_CUDA
 void check_cuda_attention(void);
 void check_cuda_product(void);
@@ -138,8 +140,10 @@ struct scene_seq {
     uint32_t keep, span; /* visibility */
     uint32_t switch_at;  /* pages before this one have layouts[0], the others layouts[1] */
 };
+enum { SCENE_LAYOUTS = 4 }; /* layouts[2 + i]: of the shadows of layouts[i] */
 struct scene {
-    struct page_layout layouts[2];
+    struct page_layout layouts[SCENE_LAYOUTS];
+    const struct key_basis *basis; /* of balanced keys, or NULL */
     uint32_t heads, kv_heads, head_dim, layers;
     bool softcap_or_sinks; /* that attention is called with */
     uint32_t n_seqs;
@@ -149,7 +153,8 @@ struct scene {
     uint8_t *image; /* what the arena holds, if the scene is small enough to be checked */
     struct place *places;
     uint32_t n_pages;
-    struct kv_page *pages; /* [n_seqs][max_pages] */
+    struct kv_page *pages;   /* [n_seqs][max_pages] */
+    struct kv_page *shadows; /* [n_seqs][max_pages] */
     uint32_t max_pages;
     struct batch batch;
     /* made by scene_attach */
@@ -158,14 +163,20 @@ struct scene {
     struct kv_view *reference_views; /* [n_seqs] the same over the reference's arena */
 };
 /* Takes layouts, heads, kv_heads, head_dim, layers, n_seqs and seqs; makes the rest but for the
- * arenas. A layouts[1] with page_bytes 0 becomes a copy of layouts[0]. If `checked`, tokens below
- * length hold random values, encoded by the definition in quant/, and slots after them, gaps
- * between pages and the ends of pages hold garbage: random codes, NaN, infinities. If not, all
- * slots hold random codes and plausible scales: a few pages made by scene_attach, copied over the
- * arena in random order.
+ * arenas and the layouts of shadows. A layouts[1] with page_bytes 0 becomes a copy of layouts[0].
+ * If `checked`, tokens below length hold random values, encoded by the definition in quant/, and
+ * slots after them, gaps between pages and the ends of pages hold garbage: random codes, NaN,
+ * infinities. If not, all slots hold random codes and plausible scales: a few pages made by
+ * scene_attach, copied over the arena in random order.
+ *
+ * Of formats that are encoded when a page is full, pages that the step's rows are stored into have
+ * shadows, with values of their own: a kernel that reads one for the other shows.
  *
  * Pages that no row sees are dropped from the tables, as cache/ would. */
 void scene_plan(struct scene *s, bool checked);
+/* Before it: sets the bases of layouts that are encoded when a page is full. balanced: those of
+ * tile formats get random matrices, which last until the next case. */
+void scene_set_bases(struct scene *s, bool balanced);
 /* What a step of the scene needs; one layer group. */
 struct backend_limits scene_limits(const struct scene *s);
 /* Arenas on device and reference, with the scene's pages; no step begins. The device is one whose
@@ -179,6 +190,9 @@ void scene_build(struct scene *s, bool checked);
 void scene_free(struct scene *s); /* detaches, too */
 /* The batch, over the reference's views. */
 struct batch scene_reference_batch(const struct scene *s);
+/* Page `number` of sequence s as position p sees it. */
+const struct kv_page *scene_page_seen(const struct scene *c, uint32_t s, uint32_t number,
+                                      uint32_t p);
 /* Rows [first, first + rows) of sequence s as a batch of its own, without tokens. */
 struct batch scene_part(const struct scene *c, uint32_t s, uint32_t first, uint32_t rows,
                         struct batch_seq *seq);

@@ -25,6 +25,9 @@ struct place {
     uint32_t seq, number; /* page number of that sequence */
     uint32_t layout, addr;
 };
+static bool is_shadow(const struct place *p) {
+    return p->layout >= 2;
+}
 
 static void *take(size_t count, size_t size) {
     void *p = mem_calloc(count, size);
@@ -62,6 +65,33 @@ static void table_of(const struct scene_seq *q, struct kv_view *v) {
     v->span = q->span;
 }
 
+static uint32_t layout_of(const struct scene_seq *q, uint32_t number) {
+    return number >= q->switch_at;
+}
+
+/* The layouts of shadows, and which pages of a sequence have one: those from the step's first row
+ * on whose layout asks for it. Pages in front of a switch that have none share their table. */
+static void make_shadow_layouts(struct scene *s) {
+    const struct kv_format exact = {.bits = 16, .scalar = SCALAR_F16};
+    for (uint32_t i = 0; i < 2; i++) {
+        struct page_layout *l = &s->layouts[2 + i];
+        page_layout_init(l, s->layers, s->kv_heads, s->head_dim, exact, exact);
+        l->basis = s->layouts[i].basis;
+        l->centred = s->layouts[i].centred;
+    }
+}
+
+static void shadows_of(const struct scene *s, const struct scene_seq *q, struct kv_view *v) {
+    uint32_t first = (q->length - q->rows) / TILE_TOKENS;
+    while (first < pages_for(q->length) && !page_is_whole(&s->layouts[layout_of(q, first)]))
+        first++;
+    v->shadow_first = first;
+    v->n_shadows = 0;
+    while (first + v->n_shadows < pages_for(q->length) &&
+           page_is_whole(&s->layouts[layout_of(q, first + v->n_shadows)]))
+        v->n_shadows++;
+}
+
 static uint32_t number_of(const struct kv_view *v, uint32_t i) {
     return i < v->kept_pages ? i : v->base_page + (i - v->kept_pages);
 }
@@ -69,15 +99,19 @@ static uint32_t number_of(const struct kv_view *v, uint32_t i) {
 static struct place *make_places(const struct scene *s, uint32_t *count) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < s->n_seqs; i++)
-        n += s->views[i].n_pages;
+        n += s->views[i].n_pages + s->views[i].n_shadows;
     struct place *places = take(n, sizeof *places);
     *count = 0;
-    for (uint32_t i = 0; i < s->n_seqs; i++)
-        for (uint32_t j = 0; j < s->views[i].n_pages; j++) {
-            uint32_t number = number_of(&s->views[i], j), at = random_below(++*count);
+    for (uint32_t i = 0; i < s->n_seqs; i++) {
+        const struct kv_view *v = &s->views[i];
+        for (uint32_t j = 0; j < v->n_pages + v->n_shadows; j++) {
+            const bool shadow = j >= v->n_pages;
+            uint32_t number = shadow ? v->shadow_first + j - v->n_pages : number_of(v, j),
+                     layout = layout_of(&s->seqs[i], number), at = random_below(++*count);
             places[*count - 1] = places[at];
-            places[at] = (struct place){i, number, number >= s->seqs[i].switch_at, 0};
+            places[at] = (struct place){i, number, shadow ? 2 + layout : layout, 0};
         }
+    }
     ASSERT(*count == n);
     return places;
 }
@@ -99,7 +133,9 @@ static void lay_out(struct scene *s, struct place *places, uint32_t count, bool 
         p->addr = unit;
         unit += (uint32_t)(s->layouts[p->layout].page_bytes / PAGE_ADDR_UNIT);
         unit += gaps ? random_below(4) : 0;
-        s->pages[(size_t)p->seq * s->max_pages + kv_view_index(v, p->number)] =
+        struct kv_page *table = is_shadow(p) ? s->shadows : s->pages;
+        table[(size_t)p->seq * s->max_pages +
+              (is_shadow(p) ? p->number - v->shadow_first : kv_view_index(v, p->number))] =
             (struct kv_page){.addr = p->addr, .layout = (uint16_t)p->layout};
     }
     s->arena_bytes = (size_t)(unit + 1) * PAGE_ADDR_UNIT;
@@ -161,8 +197,26 @@ static void random_row(const struct tile_layout *l, uint8_t *tile, uint32_t toke
     tile_encode_row(l, tile, token, x);
 }
 
-/* used: slots of this page that hold tokens. */
+/* All 64 tokens of one. */
+static void random_tile(const struct tile_layout *l, uint8_t *tile) {
+    static float rows[TILE_TOKENS * HEAD_DIM_MAX];
+    for (uint32_t i = 0; i < TILE_TOKENS * l->head_dim; i++)
+        rows[i] =
+            scalar_round(SCALAR_F16, random_normal() * (random_below(200) == 0 ? 3.0f : 0.5f));
+    tile_encode(l, tile, rows);
+}
+
+/* used: slots of this page that hold tokens. A page that is encoded when it is full holds what it
+ * did before until then. */
 static void fill_page(const struct page_layout *l, uint8_t *page, uint32_t used) {
+    for (uint32_t i = 0; page_is_whole(l) && i < l->layers * l->kv_heads; i++) {
+        if (used < TILE_TOKENS)
+            return;
+        random_tile(&l->k, page + (size_t)i * l->head_bytes);
+        random_tile(&l->v, page + (size_t)i * l->head_bytes + l->k.bytes);
+    }
+    if (page_is_whole(l))
+        return;
     for (uint32_t i = 0; i < l->layers * l->kv_heads; i++) {
         uint8_t *k = page + (size_t)i * l->head_bytes, *v = k + l->k.bytes;
         for (uint32_t t = 0; t < TILE_TOKENS; t++) {
@@ -203,7 +257,8 @@ static void pattern_tile(const struct tile_layout *l, uint8_t *tile) {
     }
     random_bytes(tile, l->scale_offset);
     float step = 2.0f / (float)((1u << l->format.bits) - 1);
-    for (uint32_t i = 0; i < l->groups * TILE_TOKENS; i++) {
+    const uint32_t scales = (l->bias_offset - l->scale_offset) / 2;
+    for (uint32_t i = 0; i < scales; i++) {
         float wide = 0.75f + (float)random_below(1 << 16) * 0x1p-17f;
         scalar_store(t, tile + l->scale_offset, i, step * wide);
         scalar_store(t, tile + l->bias_offset, i, -wide);
@@ -252,9 +307,13 @@ static void make_views(struct scene *s) {
             s->max_pages = s->views[i].n_pages;
     }
     s->pages = take((size_t)s->n_seqs * s->max_pages, sizeof *s->pages);
+    s->shadows = take((size_t)s->n_seqs * s->max_pages, sizeof *s->shadows);
     for (uint32_t i = 0; i < s->n_seqs; i++) {
+        shadows_of(s, &s->seqs[i], &s->views[i]);
         s->views[i].layouts = s->layouts;
+        s->views[i].basis = s->basis;
         s->views[i].pages = s->pages + (size_t)i * s->max_pages;
+        s->views[i].shadows = s->shadows + (size_t)i * s->max_pages;
     }
 }
 
@@ -269,9 +328,33 @@ struct backend_limits scene_limits(const struct scene *s) {
         .group = {{s->heads, s->kv_heads, s->head_dim, s->softcap_or_sinks}}};
 }
 
+static float *random_matrices(size_t n, uint32_t dim) {
+    float *m = plain_floats(n * dim * dim);
+    for (size_t i = 0; i < n * dim * dim; i++)
+        m[i] /= sqrtf((float)dim);
+    return m;
+}
+
+void scene_set_bases(struct scene *s, bool balanced) {
+    struct key_basis *basis = plain(sizeof *basis);
+    const size_t n = (size_t)s->layers * s->kv_heads;
+    *basis = (struct key_basis){.layers = s->layers,
+                                .kv_heads = s->kv_heads,
+                                .head_dim = s->head_dim,
+                                .inverse = random_matrices(n, s->head_dim),
+                                .forward = random_matrices(n, s->head_dim)};
+    s->basis = balanced ? basis : NULL;
+    for (int i = 0; i < 2; i++)
+        if (page_is_whole(&s->layouts[i]))
+            s->layouts[i].basis = balanced && s->layouts[i].k.format.kind == KV_TILE
+                                      ? BASIS_BALANCED
+                                      : BASIS_HADAMARD;
+}
+
 void scene_plan(struct scene *s, bool checked) {
     if (s->layouts[1].page_bytes == 0)
         s->layouts[1] = s->layouts[0];
+    make_shadow_layouts(s);
     make_views(s);
     s->places = make_places(s, &s->n_pages);
     lay_out(s, s->places, s->n_pages, checked);
@@ -297,13 +380,16 @@ static struct backend_arena *arena_on(struct backend *b, const struct scene *s,
 }
 
 void scene_attach(struct scene *s) {
+    kvasir_error err = {0};
     ASSERT(!s->arena);
+    if (s->basis && device_has(reserve_basis))
+        must(backend_reserve_basis(device, s->basis, &err), &err, "reserve_basis");
     s->arena = arena_on(device, s, s->views);
     memcpy(s->reference_views, s->views, s->n_seqs * sizeof *s->views);
     if (s->image)
         s->reference_arena = arena_on(reference, s, s->reference_views);
     else
-        for (uint32_t layout = 0; layout < 2; layout++)
+        for (uint32_t layout = 0; layout < SCENE_LAYOUTS; layout++)
             fill_arena(s, layout);
 }
 
@@ -339,6 +425,7 @@ void scene_free(struct scene *s) {
     mem_free(s->image);
     mem_free(s->places);
     mem_free(s->pages);
+    mem_free(s->shadows);
     mem_free(s->views);
     mem_free(s->reference_views);
     mem_free((void *)s->batch.tokens);
@@ -346,9 +433,17 @@ void scene_free(struct scene *s) {
     mem_free((void *)s->batch.seqs);
     s->image = NULL;
     s->places = NULL;
-    s->pages = NULL;
+    s->pages = s->shadows = NULL;
     s->views = s->reference_views = NULL;
     memset(&s->batch, 0, sizeof s->batch);
+}
+
+const struct kv_page *scene_page_seen(const struct scene *c, uint32_t s, uint32_t number,
+                                      uint32_t p) {
+    const struct kv_view *v = &c->views[s];
+    const struct kv_page *page = &v->pages[kv_view_index(v, number)],
+                         *shadow = kv_view_shadow(v, number);
+    return number == p / TILE_TOKENS && shadow ? shadow : page;
 }
 
 struct batch scene_part(const struct scene *c, uint32_t s, uint32_t first, uint32_t rows,
