@@ -255,7 +255,7 @@ static uint32_t plain_tokens(uint32_t gqa) {
 
 static bool tile_format_of(const tile_layout *l, bool key, uint8_t *out) {
     const kv_format f = l->format;
-    if (f.scalar != SCALAR_F16 && f.scalar != SCALAR_BF16)
+    if (f.kind == KV_TILE || (f.scalar != SCALAR_F16 && f.scalar != SCALAR_BF16))
         return false;
     if (f.bits == 16) {
         *out = f.scalar == SCALAR_F16 ? F16 : BF16;
@@ -302,7 +302,7 @@ static kvasir_status layout_convert(const backend_limits *l, uint32_t group,
                     "CUDA: pages of %u KV heads of %u dims in layer group %u, which was reserved "
                     "for %u of %u",
                     from->kv_heads, from->k.head_dim, group, shape.kv_heads, shape.head_dim);
-    const bool fast = head_dim_fast(shape.head_dim) && from->basis == BASIS_PLAIN;
+    const bool fast = head_dim_fast(shape.head_dim);
     if (!fast || from->centred || !tile_format_of(&from->k, true, &to->k))
         to->k = TILE_FORMATS;
     if (!fast || !tile_format_of(&from->v, false, &to->v))

@@ -17,6 +17,11 @@
  *
  *   |out - want| <= 1/P sum_t p_t (d_t (|v_t| + |want|) + gamma(N) (|v_t| + |want|)) + rounding
  *
+ * Pages in another basis: the query is turned in float32, with the device's order of operations, so
+ * that its bits are known. Their part of the output and of its bound is rotated back by H, whose
+ * additions and factor add gamma(log2 dim + 1) of the sum of |terms|. Where a row sees pages of two
+ * bases, the weight of a basis has the relative error of its tokens' weights, and 2^-20.
+ *
  * O2: the bits of every row are the same from the decode and the prefill kernel, from kernels that
  * were compiled for one format and for all, alone and in the batch, and cut into steps anywhere.
  */
@@ -73,7 +78,7 @@ struct token {
 
 static void decode_token(const struct tile_layout *l, const uint8_t *tile, uint32_t t,
                          double *out) {
-    float x[HEAD_DIM_MAX], s[HEAD_DIM_MAX / 32], b[HEAD_DIM_MAX / 32];
+    float x[HEAD_DIM_MAX], s[HEAD_DIM_MAX], b[HEAD_DIM_MAX];
     uint8_t codes[HEAD_DIM_MAX];
     if (kv_format_exact(l->format)) {
         tile_decode_row(l, tile, t, x);
@@ -81,9 +86,14 @@ static void decode_token(const struct tile_layout *l, const uint8_t *tile, uint3
             out[i] = (double)x[i];
         return;
     }
-    tile_get_row(l, tile, t, codes, s, b);
+    if (l->group)
+        tile_get_row(l, tile, t, codes, s, b);
+    else {
+        tile_get_row(l, tile, t, codes, NULL, NULL);
+        tile_get_channels(l, tile, s, b);
+    }
     for (uint32_t i = 0; i < l->head_dim; i++) {
-        uint32_t g = i / l->format.group;
+        uint32_t g = l->group ? i / l->group : i;
         out[i] = round_to_f16(round_to_f16((double)s[g]) * codes[i] + round_to_f16((double)b[g]));
     }
 }
@@ -96,23 +106,99 @@ struct row_reference {
     double out[HEAD_DIM_MAX], bound[HEAD_DIM_MAX];
 };
 
+/* The query in a basis, as basis.cuh computes it. */
+static void turn_query(const struct scene *c, enum page_basis basis, uint32_t layer, uint32_t kv,
+                       const float *q, float *out) {
+    const uint32_t dim = c->head_dim;
+    memcpy(out, q, dim * sizeof *out);
+    if (basis == BASIS_HADAMARD)
+        hadamard_rotate(out, dim);
+    if (basis != BASIS_BALANCED)
+        return;
+    const float *m = key_basis_at(c->basis, c->basis->forward, layer, kv);
+    for (uint32_t i = 0; i < dim; i++) {
+        float part[4] = {0};
+        for (uint32_t j = 0; j < dim; j++)
+            part[j / (dim / 4)] = fmaf(q[j], m[(size_t)j * dim + i], part[j / (dim / 4)]);
+        out[i] = (part[0] + part[1]) + (part[2] + part[3]);
+    }
+}
+
+/* x = H x, and of the bound; what float32 adds to that. */
+static void rotate_back(double *x, double *bound, uint32_t dim) {
+    double turned[HEAD_DIM_MAX], all = 0, error = 0;
+    for (uint32_t i = 0; i < dim; i++) {
+        all += fabs(x[i]);
+        error += bound[i];
+    }
+    for (uint32_t i = 0; i < dim; i++) {
+        turned[i] = 0;
+        for (uint32_t j = 0; j < dim; j++)
+            turned[i] += (__builtin_popcount(i & j) % 2 ? -x[j] : x[j]) / sqrt((double)dim);
+    }
+    for (uint32_t i = 0; i < dim; i++) {
+        x[i] = turned[i];
+        bound[i] = (error + gamma_of(10) * all) / sqrt((double)dim);
+    }
+}
+
+/* What the pages of one basis, or of all that are not plain, contribute: sums of p v and of p,
+ * the error of the former and of the latter. */
+struct part {
+    double out[HEAD_DIM_MAX], error[HEAD_DIM_MAX], sum, sum_error;
+};
+
+/* Adds the tokens of one part; out / sum is known before the errors are. */
+static void add_part(const struct scene *c, uint32_t s, uint32_t p, const struct token *tokens,
+                     bool turned, struct part *part) {
+    const uint32_t dim = c->head_dim;
+    const double supers = (double)(p / SUPER) + 1, g = gamma_of(64 + 2 * supers + 512);
+    memset(part, 0, sizeof *part);
+    for (int errors = 0; errors < 2; errors++)
+        for (uint32_t t = 0; t <= p; t++) {
+            const struct token *k = &tokens[t];
+            if (k->s == -INFINITY)
+                continue;
+            const struct page_layout *l =
+                &c->layouts[scene_page_seen(c, s, t / TILE_TOKENS, p)->layout];
+            if ((l->basis != BASIS_PLAIN) != turned)
+                continue;
+            const double half = is_bf16(l->v.format) ? 0x1p-8 : 0x1p-11;
+            if (!errors)
+                part->sum += k->p;
+            else
+                part->sum_error += k->p * (k->d + g);
+            for (uint32_t i = 0; i < dim; i++) {
+                const double v = fabs(k->v[i]);
+                if (!errors)
+                    part->out[i] += k->p * k->v[i];
+                else
+                    part->error[i] +=
+                        k->p * (half * v + (k->d + g) * (v + fabs(part->out[i]) / part->sum)) +
+                        0x1p-31 * v;
+            }
+        }
+}
+
 /* Attention of one row and head of sequence s at position p. */
 static void attend_in_double(const struct scene *c, uint32_t s, uint32_t layer, uint32_t head,
                              uint32_t p, const float *q, float scale, struct row_reference *r) {
     const struct kv_view *view = &c->views[s];
     uint32_t dim = c->head_dim, kv = head / (c->heads / c->kv_heads);
     struct token *tokens = calloc(p + 1, sizeof *tokens);
-    float x[HEAD_DIM_MAX];
-    for (uint32_t i = 0; i < dim; i++)
-        x[i] = q[i] * scale;
-    double max = -INFINITY, rounded[2][HEAD_DIM_MAX];
-    for (int i = 0; i < 2; i++)
-        round_query(x, dim, view->layouts[i].k.format, rounded[i]);
+    double max = -INFINITY, rounded[SCENE_LAYOUTS][HEAD_DIM_MAX];
+    for (int i = 0; i < SCENE_LAYOUTS; i++) {
+        float x[HEAD_DIM_MAX];
+        turn_query(c, (enum page_basis)c->layouts[i].basis, layer, kv, q, x);
+        for (uint32_t j = 0; j < dim; j++)
+            x[j] *= scale;
+        round_query(x, dim, c->layouts[i].k.format, rounded[i]);
+    }
     for (uint32_t t = 0; t <= p; t++) {
         tokens[t].s = -INFINITY;
         if (!visible(view, p, t))
             continue;
-        const struct kv_page *page = &view->pages[kv_view_index(view, t / TILE_TOKENS)];
+        const struct kv_page *page = scene_page_seen(c, s, t / TILE_TOKENS, p);
         const struct page_layout *l = &view->layouts[page->layout];
         const uint8_t *tiles = c->image + page_offset(page->addr) + page_tile(l, layer, kv, TILE_K);
         double k[HEAD_DIM_MAX], dot = 0, terms = 0;
@@ -127,39 +213,26 @@ static void attend_in_double(const struct scene *c, uint32_t s, uint32_t layer, 
         decode_token(&l->v, tiles + l->k.bytes, t % TILE_TOKENS, tokens[t].v);
         max = dot > max ? dot : max;
     }
-    double sum = 0, out[HEAD_DIM_MAX] = {0}, error[HEAD_DIM_MAX] = {0};
     for (uint32_t t = 0; t <= p; t++) {
-        if (tokens[t].s == -INFINITY)
-            continue;
         struct token *k = &tokens[t];
-        k->p = exp(k->s - max);
+        k->p = k->s == -INFINITY ? 0 : exp(k->s - max);
         k->d = k->k_terms + 0x1p-21 + 0x1p-22 * (fabs(k->s) + fabs(max));
-        sum += k->p;
-        for (uint32_t i = 0; i < dim; i++)
-            out[i] += k->p * k->v[i];
     }
-    double supers = (double)(p / SUPER) + 1;
-    for (uint32_t i = 0; i < dim; i++)
-        out[i] /= sum;
-    for (uint32_t t0 = 0; t0 <= p; t0 += TILE_TOKENS) {
-        uint32_t index = kv_view_index(view, t0 / TILE_TOKENS);
-        if (index == UINT32_MAX)
-            continue;
-        const struct tile_layout *l = &view->layouts[view->pages[index].layout].v;
-        double half = is_bf16(l->format) ? 0x1p-8 : 0x1p-11, g = gamma_of(64 + 2 * supers + 512);
-        for (uint32_t t = t0; t < t0 + TILE_TOKENS && t <= p; t++) {
-            const struct token *k = &tokens[t];
-            if (k->s == -INFINITY)
-                continue;
-            for (uint32_t i = 0; i < dim; i++) {
-                double v = fabs(k->v[i]);
-                error[i] += k->p * (half * v + (k->d + g) * (v + fabs(out[i]))) + 0x1p-31 * v;
-            }
-        }
+    static struct part parts[2];
+    for (int i = 0; i < 2; i++) {
+        add_part(c, s, p, tokens, i == 1, &parts[i]);
+        if (i == 1)
+            rotate_back(parts[i].out, parts[i].error, dim);
     }
+    const bool both = parts[0].sum > 0 && parts[1].sum > 0;
+    const double sum = parts[0].sum + parts[1].sum;
     for (uint32_t i = 0; i < dim; i++) {
-        r->out[i] = out[i];
-        r->bound[i] = error[i] / sum + 0x1p-22 * fabs(out[i]) + 1e-30;
+        r->out[i] = (parts[0].out[i] + parts[1].out[i]) / sum;
+        double error = parts[0].error[i] + parts[1].error[i];
+        for (int j = 0; both && j < 2; j++)
+            error += (parts[j].sum_error + 0x1p-20 * parts[j].sum) *
+                     (fabs(parts[j].out[i]) / parts[j].sum + fabs(r->out[i]));
+        r->bound[i] = error / sum + 0x1p-22 * fabs(r->out[i]) + 1e-30;
     }
     free(tokens);
 }
@@ -250,6 +323,9 @@ static const struct kv_format F16_FORMAT = {16, SCALAR_F16, 0, KV_ROWS},
 static struct kv_format affine(uint8_t bits, uint8_t group, enum scalar_type t) {
     return (struct kv_format){bits, (uint8_t)t, group, KV_ROWS};
 }
+static struct kv_format rotated(uint8_t bits) {
+    return (struct kv_format){bits, SCALAR_F16, 64, KV_ROTATED};
+}
 
 static void random_seqs(struct scene *c, struct scene_seq *seqs, uint32_t longest) {
     static const uint32_t EDGES[] = {1, 2, 63, 64, 65, 128, 255, 256, 257, 320, 511, 513};
@@ -295,6 +371,7 @@ static void check_formats(struct kv_format k, struct kv_format v, uint32_t dim) 
         case_begin("gqa %u, %u seqs, longest %u, rows %u, keep %u, span %u, switch %u", gqa,
                    c.n_seqs, seqs[0].length, seqs[0].rows, seqs[0].keep, seqs[0].span,
                    seqs[0].switch_at);
+        scene_set_bases(&c, i % 2 != 0);
         check_scene(&c, i % 2 ? 8 : 1); /* large scores: maxima move */
     }
     family_end();
@@ -313,6 +390,7 @@ static void check_long(struct kv_format k, struct kv_format v) {
         page_layout_init(&c.layouts[1], 1, 1, 128, k, v);
         c.seqs = &seq;
         case_begin("%u tokens", seq.length);
+        scene_set_bases(&c, true);
         check_scene(&c, 1);
     }
     family_end();
@@ -392,6 +470,7 @@ void check_cuda_attention(void) {
         check_formats(affine(8, 64, SCALAR_BF16), affine(4, 32, SCALAR_BF16), DIMS[i]);
         check_formats(F16_FORMAT, affine(4, 64, SCALAR_F16), DIMS[i]);
         check_formats(affine(4, 32, SCALAR_F16), BF16_FORMAT, DIMS[i]);
+        check_formats(rotated(8), rotated(4), DIMS[i]);
     }
     check_groups();
     check_long(F16_FORMAT, F16_FORMAT);
