@@ -335,7 +335,7 @@ static float *random_matrices(size_t n, uint32_t dim) {
     return m;
 }
 
-void scene_set_bases(struct scene *s, bool balanced) {
+static const struct key_basis *random_bases(const struct scene *s) {
     struct key_basis *basis = plain(sizeof *basis);
     const size_t n = (size_t)s->layers * s->kv_heads;
     *basis = (struct key_basis){.layers = s->layers,
@@ -343,7 +343,11 @@ void scene_set_bases(struct scene *s, bool balanced) {
                                 .head_dim = s->head_dim,
                                 .inverse = random_matrices(n, s->head_dim),
                                 .forward = random_matrices(n, s->head_dim)};
-    s->basis = balanced ? basis : NULL;
+    return basis;
+}
+
+void scene_set_bases(struct scene *s, bool balanced) {
+    s->basis = balanced ? random_bases(s) : NULL;
     for (int i = 0; i < 2; i++)
         if (page_is_whole(&s->layouts[i]))
             s->layouts[i].basis = balanced && s->layouts[i].k.format.kind == KV_TILE

@@ -5,8 +5,9 @@
 // each float operation below is done differs, what is added to what and in which order does not. So
 // a row's bits do not depend on the kernel, the batch or the chunk (I1 of docs/design.md).
 //
-//   tile     exact pages are what they are, f16 or bf16; of affine pages every element becomes
-//            f16(s * code + b), one rounding (widen.cuh). s and b in f16: those of bf16 are rounded
+//   tile     exact pages are what they are, f16 or bf16; of others every element becomes
+//            f16(s * code + b), one rounding (widen.cuh). s and b, of a token or in K of KV_TILE of
+//            a dim, are f16: those in bf16 are rounded
 //   query    x = q * scale in float32, m = max |x|, x / 2^e rounded to the tile's type,
 //            2^e <= m < 2^(e+1)
 //   score    unit * dot, unit = 2^e * log2 e (so that the exponential is one instruction);
@@ -49,13 +50,21 @@ constexpr float LOG2E = 1.44269504f, WEIGHT_SHIFT = 6.f, MAX_SLACK = 8.f, TINY =
 // ---- formats ---------------------------------------------------------------------------------
 
 HD constexpr int bits_of(int f) {
-    return f <= BF16 ? 16 : f <= Q8G32 ? 8 : f <= Q4G32 ? 4 : 2;
+    return f <= BF16 ? 16 : f <= Q8G32 ? 8 : f <= Q4G32 ? 4 : f <= Q2G32 ? 2 : T3 + 3 - f;
 }
 HD constexpr bool exact_of(int f) {
     return f <= BF16;
 }
-HD constexpr int dims_of_group(int f) {
-    return f & 1 ? 32 : 64; // of an affine format
+HD constexpr bool tile_of_ranges(int f) { // KV_TILE
+    return f >= T5;
+}
+// Dims of a token that share a scale, of D; not of K in KV_TILE.
+HD constexpr int dims_of_group(int f, int d) {
+    return tile_of_ranges(f) ? d : f & 1 ? 32 : 64;
+}
+// Bits of the codes' low plane; one bit more is in the high one.
+HD constexpr int low_bits_of(int f) {
+    return bits_of(f) & 1 ? bits_of(f) - 1 : bits_of(f);
 }
 HD constexpr uint32_t bit(int f) {
     return 1u << f;
@@ -64,6 +73,10 @@ constexpr uint32_t EXACT_FORMATS = bit(F16) | bit(BF16),
                    GROUPS_OF_32 = bit(Q8G32) | bit(Q4G32) | bit(Q2G32);
 constexpr uint32_t K_FORMATS = EXACT_FORMATS | bit(Q8G64) | bit(Q8G32) | bit(Q4G64) | bit(Q4G32),
                    V_FORMATS = K_FORMATS | bit(Q2G64) | bit(Q2G32);
+// Of pages that are encoded when they are full, and of their shadows.
+constexpr uint32_t WHOLE_K_FORMATS =
+                       bit(F16) | bit(Q8G64) | bit(Q4G64) | bit(T5) | bit(T4) | bit(T3),
+                   WHOLE_V_FORMATS = WHOLE_K_FORMATS & ~bit(T5);
 
 template <int F> struct Format { static constexpr int value = F; };
 // Calls fn(Format<F>()) for the format of a tile, one of those the kernel was compiled for (MASK).

@@ -104,7 +104,7 @@ template <int F, int D, uint32_t KF, int H, class Ring>
 __device__ __forceinline__ void cols_scores_affine(Ring &ring, int r, int q,
                                                    const ColsQuery<D, KF, H> &query, bool bf,
                                                    ColsDots<H> &d) {
-    constexpr int G = dims_of_group(F), GROUPS = D / G, CHUNKS = chunks_of(F), BITS = bits_of(F),
+    constexpr int G = dims_of_group(F, D), GROUPS = D / G, CHUNKS = chunks_of(F), BITS = bits_of(F),
                   STEPS = D / 32 / CHUNKS, // of 32 dims, a chunk
         AT_ONCE = GROUPS < 4 ? GROUPS : 1; // groups whose scalars are read together
     // Scalars of the lane's 8 tokens. Where they come with the first chunk and are needed with the
@@ -166,6 +166,50 @@ __device__ __forceinline__ void cols_scores_affine(Ring &ring, int r, int q,
     }
 }
 
+// The same of a tile whose scales and biases are those of dims.
+template <int F, int D, uint32_t KF, int H, class Ring>
+__device__ __forceinline__ void cols_scores_tile(Ring &ring, int r, int q,
+                                                 const ColsQuery<D, KF, H> &query, bool bf,
+                                                 ColsDots<H> &d) {
+    constexpr int BITS = bits_of(F), LOW = low_bits_of(F);
+    const uint32_t codes = ring.wait(), scales = codes + scales_of_slot(F, D) + q * 16,
+                   high = codes + D * 8 * LOW + r * 32;
+#pragma unroll
+    for (int k = 0; k < D / 32; k++) {
+        uint4 s[1] = {lds128(scales + k * 64)}, b[1] = {lds128(scales + 2 * D + k * 64)};
+        scalars_to_half(s, b, bf);
+        const uint4 sp = pairs_of(s[0]), bp = pairs_of(b[0]); // quad 2q: even, odd; quad 2q + 1
+        uint4 x[2], y[2] = {}; // of tokens 0 .. 3 and 4 .. 7: words of both quads
+        lds_pair(codes + (LOW == 4 ? 4 * k + q : 2 * k + q / 2) * 256 + r * 32, q & 1, x[0], x[1]);
+        if constexpr (BITS != LOW)
+            lds_pair(high + k * 256, q & 1, y[0], y[1]);
+        uint2 query_b[2][Cols<H>::BLOCKS];
+        cols_query(query, 0, 2 * k, query_b[0]);
+        cols_query(query, 0, 2 * k + 1, query_b[1]);
+#pragma unroll
+        for (int m = 0; m < 4; m++) { // the lane's tokens 2m and 2m + 1
+            uint32_t u = word_of(x[m / 2], m % 2 * 2), v = word_of(x[m / 2], m % 2 * 2 + 1), hu = 0,
+                     hv = 0;
+            if constexpr (LOW == 2) {
+                u >>= q % 2 * 4;
+                v >>= q % 2 * 4;
+            }
+            if constexpr (BITS != LOW) {
+                hu = high_bits<BITS>(word_of(y[m / 2], m % 2 * 2), 2 * q);
+                hv = high_bits<BITS>(word_of(y[m / 2], m % 2 * 2 + 1), 2 * q);
+            }
+            uint32_t a[4];
+            widen_planes<BITS, 0>(u, hu, sp.x, bp.x, sp.y, bp.y, a[0], a[2]);
+            widen_planes<BITS, 0>(v, hv, sp.x, bp.x, sp.y, bp.y, a[1], a[3]);
+            cols_score<H, false>(d[m], a, query_b[0]);
+            widen_planes<BITS, 1>(u, hu, sp.z, bp.z, sp.w, bp.w, a[0], a[2]);
+            widen_planes<BITS, 1>(v, hv, sp.z, bp.z, sp.w, bp.w, a[1], a[3]);
+            cols_score<H, false>(d[m], a, query_b[1]);
+        }
+    }
+    ring.release();
+}
+
 // The same of an exact tile.
 template <int F, int D, uint32_t KF, int H, class Ring>
 __device__ __forceinline__ void
@@ -212,6 +256,8 @@ __device__ __forceinline__ void cols_scores(Ring &ring, int r, int q,
         constexpr int F = decltype(f)::value;
         if constexpr (exact_of(F))
             cols_scores_exact<F, D, KF, H>(ring, r, q, query, d);
+        else if constexpr (tile_of_ranges(F))
+            cols_scores_tile<F, D, KF, H>(ring, r, q, query, bf, d);
         else
             cols_scores_affine<F, D, KF, H>(ring, r, q, query, bf, d);
     });
@@ -343,23 +389,25 @@ __device__ __forceinline__ void cols_pair_scalars(uint4 (&s)[N], uint4 (&z)[N], 
 }
 
 // Codes of a block, [quad 2q, 2q + 1][two instructions each], 4 dims: from the rows of these quads.
+// Of 8 bits they have a row each, of 3 a row of the low and one of the high plane.
 template <int BITS, int WIDE>
 __device__ __forceinline__ void cols_value_codes(uint32_t row0, uint32_t row1, int r, int q,
                                                  uint4 (&x)[2][WIDE]) {
     if constexpr (WIDE == 2) {
         lds_pair(row0 + r * 32, q & 1, x[0][0], x[0][1]);
-        if (BITS == 8)
+        if (BITS == 8 || BITS == 3)
             lds_pair(row1 + r * 32, q & 1, x[1][0], x[1][1]);
     } else {
         x[0][0] = lds128(row0 + r * 16);
-        if (BITS == 8)
+        if (BITS == 8 || BITS == 3)
             x[1][0] = lds128(row1 + r * 16);
     }
 }
 
 // Codes x with their scales s and biases z, times the weights b: instructions `first` and on.
+// quad: the first of the lane's two in words of the high plane.
 template <int BITS, int WIDE, int H, int M>
-__device__ __forceinline__ void cols_values_block(const uint4 (&x)[2][WIDE], int shift,
+__device__ __forceinline__ void cols_values_block(const uint4 (&x)[2][WIDE], int shift, int quad,
                                                   const uint4 &s, const uint4 &z,
                                                   const uint4 (&b)[Cols<H>::BLOCKS], int first,
                                                   float (&out)[M][Cols<H>::BLOCKS][4]) {
@@ -370,11 +418,17 @@ __device__ __forceinline__ void cols_values_block(const uint4 (&x)[2][WIDE], int
             const uint4 &four = x[BITS == 8 ? C : 0][i / 2];
             const uint32_t u = word_of(four, i % 2 * 2) >> shift,
                            v = word_of(four, i % 2 * 2 + 1) >> shift;
+            uint32_t hu = 0, hv = 0;
+            if constexpr (BITS == 3) {
+                hu = high_bits<BITS>(word_of(x[1][i / 2], i % 2 * 2), quad);
+                hv = high_bits<BITS>(word_of(x[1][i / 2], i % 2 * 2 + 1), quad);
+            }
             uint32_t a[4];
             const uint32_t s_even = word_of(s, 2 * C), s_odd = word_of(s, 2 * C + 1),
                            z_even = word_of(z, 2 * C), z_odd = word_of(z, 2 * C + 1);
-            widen<BITS, BITS == 8 ? 0 : C>(u, s_even, z_even, s_odd, z_odd, a[0], a[2]);
-            widen<BITS, BITS == 8 ? 0 : C>(v, s_even, z_even, s_odd, z_odd, a[1], a[3]);
+            constexpr int N = BITS == 8 ? 0 : C;
+            widen_planes<BITS, N>(u, hu, s_even, z_even, s_odd, z_odd, a[0], a[2]);
+            widen_planes<BITS, N>(v, hv, s_even, z_even, s_odd, z_odd, a[1], a[3]);
             cols_value<H, false>(out[first + i], a, b, C);
         };
         step(Format<0>());
@@ -388,18 +442,19 @@ template <int F, int D, int MAP, int H, int N, class Ring>
 __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange, int r, int q,
                                                    uint64_t seen, bool bf, int first,
                                                    float (&out)[2 * N][Cols<H>::BLOCKS][4]) {
-    constexpr int G = dims_of_group(F), BITS = bits_of(F), CHUNKS = chunks_of(F), WIDE = MAP / 32,
+    constexpr int G = dims_of_group(F, D), BITS = bits_of(F), CHUNKS = chunks_of(F),
+                  WIDE = MAP / 32,
                   GROUPS = N * 32 > G ? N * 32 / G : 1, // of these dims
         AT_ONCE = GROUPS < 4 ? GROUPS : 1;              // groups whose scalars are read together
     constexpr uint32_t BIASES = D / G * 128;
-    static_assert(MAP == 32 || G == 64, "a lane's dims are those of one group");
+    static_assert(MAP == 32 || G >= 64, "a lane's dims are those of one group");
     uint4 late_s[CHUNKS > 1 ? GROUPS : 1], late_b[CHUNKS > 1 ? GROUPS : 1]; // of the second half
     uint32_t codes = 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (h < CHUNKS)
             codes = ring.wait();
-        const uint32_t scales = codes + Ring::SCALES + first * 32 / G * 128 + q * 16;
+        const uint32_t scales = codes + scales_of_slot(F, D) + first * 32 / G * 128 + q * 16;
         if (h == 0 && CHUNKS > 1)
 #pragma unroll
             for (int g = 0; g < GROUPS; g++) {
@@ -410,8 +465,10 @@ __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange
         const uint32_t row0 = first * 128 + (BITS == 8   ? codes + 2 * q * 4 * D
                                              : BITS == 4 ? codes + (4 * h + q) * 4 * D
                                                          : codes + (2 * h + q / 2) * 4 * D),
-                       row1 = BITS == 8 ? row0 + 4 * D : row0;
-        const int shift = BITS == 2 ? (q & 1) * 4 : 0;
+                       row1 = BITS == 8   ? row0 + 4 * D
+                              : BITS == 3 ? codes + 16 * D + h * 4 * D + first * 128
+                                          : row0;
+        const int shift = BITS < 4 ? (q & 1) * 4 : 0;
         uint4 b[Cols<H>::BLOCKS];
         cols_receive<H>(exchange, r, q, h, b);
         uint4 s[AT_ONCE], z[AT_ONCE]; // cols_pair_scalars
@@ -431,8 +488,8 @@ __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange
             }
             uint4 x[2][WIDE];
             cols_value_codes<BITS, WIDE>(row0 + block * 128, row1 + block * 128, r, q, x);
-            cols_values_block<BITS, WIDE, H>(x, shift, s[g % AT_ONCE], z[g % AT_ONCE], b, 2 * block,
-                                             out);
+            cols_values_block<BITS, WIDE, H>(x, shift, 2 * q, s[g % AT_ONCE], z[g % AT_ONCE], b,
+                                             2 * block, out);
         }
         if (h + 1 == 2 || CHUNKS > 1)
             ring.release();
@@ -440,7 +497,7 @@ __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange
 }
 
 // The same of an exact tile.
-template <int F, int D, int H, int N, class Ring>
+template <int F, int D, int MAP, int H, int N, class Ring>
 __device__ __forceinline__ void cols_values_exact(Ring &ring, uint32_t exchange, int r, int q,
                                                   uint64_t seen, int first,
                                                   float (&out)[2 * N][Cols<H>::BLOCKS][4]) {
@@ -456,7 +513,9 @@ __device__ __forceinline__ void cols_values_exact(Ring &ring, uint32_t exchange,
 #pragma unroll
             for (int i = 0; i < N; i++) {
                 uint4 x[2];
-                lds_pair(codes + q * 8 * D + i * 256 + r * 32, q & 1, x[0], x[1]);
+                const uint32_t at =
+                    MAP == 64 ? i / 2 * 512 + r * 64 + i % 2 * 32 : i * 256 + r * 32;
+                lds_pair(codes + q * 8 * D + at, q & 1, x[0], x[1]);
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     const uint32_t a[4] = {x[j].x & lo, x[j].z & lo, x[j].y & hi, x[j].w & hi};
@@ -477,7 +536,7 @@ __device__ __forceinline__ void cols_values(Ring &ring, uint32_t exchange, int r
         constexpr int F = decltype(f)::value;
         cols_send<F, H>(exchange, r, q, p);
         if constexpr (exact_of(F))
-            cols_values_exact<F, D, H, N>(ring, exchange, r, q, seen, first, out);
+            cols_values_exact<F, D, MAP, H, N>(ring, exchange, r, q, seen, first, out);
         else
             cols_values_affine<F, D, MAP, H, N>(ring, exchange, r, q, seen, bf, first, out);
     });

@@ -7,6 +7,7 @@
 //     step.cu        the tables of a step                           common formats, or by way of
 //     attention.cu   chooses between these three:      plain_encode.cu      of any format
 //                    decode.cu            few rows     whole_encode.cu      whole pages
+//                    (decode_whole.cu: its kernels for whole pages)
 //                    plain_attention.cu   rows that the others do not take
 //                    prefill.cu           many rows
 //     rows.cu        norm, rope, gates, moves          recurrent.cu convolutions, delta rule
@@ -33,9 +34,22 @@ enum { CUDA_LAYOUTS_MAX = 16 }; // page layouts of a layer group
 
 // ---- tables of a step, in device memory, written by one copy ---------------------------------
 
-// A side of a page layout, as the fast kernels branch on it. TILE_FORMATS: they have no code for
-// it, only the plain ones do.
-enum tile_format : uint8_t { F16, BF16, Q8G64, Q8G32, Q4G64, Q4G32, Q2G64, Q2G32, TILE_FORMATS };
+// A side of a page layout, as the fast kernels branch on it. T5 and so on: KV_TILE. TILE_FORMATS:
+// they have no code for it, only the plain ones do.
+enum tile_format : uint8_t {
+    F16,
+    BF16,
+    Q8G64,
+    Q8G32,
+    Q4G64,
+    Q4G32,
+    Q2G64,
+    Q2G32,
+    T5,
+    T4,
+    T3,
+    TILE_FORMATS
+};
 
 struct dev_layout {
     uint8_t k, v;           // enum tile_format

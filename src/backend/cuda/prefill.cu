@@ -168,6 +168,8 @@ __device__ __forceinline__ void fill(const step_group &g, const PrefillArgs &a, 
                 constexpr int F = decltype(f)::value;
                 if constexpr (K && exact_of(F))
                     widen_keys_exact<D>(tile, ring.slot(), wait);
+                else if constexpr (K && tile_of_ranges(F))
+                    widen_keys_tile<F, D>(tile, l.k_bf16, ring.slot(), wait);
                 else if constexpr (K)
                     widen_keys_affine<F, D>(tile, l.k_bf16, ring.slot(), wait);
                 else if constexpr (exact_of(F))
@@ -601,8 +603,10 @@ template <int D, uint32_t KF, uint32_t VF> Choice choice_of() {
     return {prefill<D, KF, VF>, B::ROWS, B::THREADS, B::RING, B::SLOT};
 }
 
-// Kernels for what is f16 when it is multiplied, for bf16 alone, for all.
+// Kernels for what is f16 when it is multiplied, for bf16 alone, for all, for whole pages.
 template <int D> Choice choose(uint32_t k, uint32_t v) {
+    if ((k & ~K_FORMATS) | (v & ~V_FORMATS))
+        return choice_of<D, WHOLE_K_FORMATS, WHOLE_V_FORMATS>();
     if (D == 128 && k == bit(BF16) && v == bit(BF16))
         return choice_of<128, bit(BF16), bit(BF16)>();
     if (!((k | v) & bit(BF16)))
@@ -611,8 +615,9 @@ template <int D> Choice choose(uint32_t k, uint32_t v) {
 }
 Choice choose(uint32_t k, uint32_t v, uint32_t dim) {
 #ifdef KVASIR_FEW_KERNELS // as in decode.cu
-    (void)k, (void)v, (void)dim;
-    return choice_of<128, K_FORMATS, V_FORMATS>();
+    (void)dim;
+    return (k & ~K_FORMATS) | (v & ~V_FORMATS) ? choice_of<128, WHOLE_K_FORMATS, WHOLE_V_FORMATS>()
+                                               : choice_of<128, K_FORMATS, V_FORMATS>();
 #else
     return dim == 64 ? choose<64>(k, v) : dim == 128 ? choose<128>(k, v) : choose<256>(k, v);
 #endif

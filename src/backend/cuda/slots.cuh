@@ -68,7 +68,7 @@ __device__ __forceinline__ void widen_keys_exact(const uint8_t *tile, uint32_t s
 template <int F, int D, class Wait>
 __device__ __forceinline__ void widen_keys_affine(const uint8_t *tile, bool bf, uint32_t slot,
                                                   Wait wait) {
-    constexpr int BITS = bits_of(F), G = dims_of_group(F), GROUPS = D / G,
+    constexpr int BITS = bits_of(F), G = dims_of_group(F, D), GROUPS = D / G,
                   N = (D / 32 * 2 + 7) / 8; // of a lane
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const int unit = warp * 2 + lane / 16, token = lane % 16 * 4, u = unit % 2;
@@ -113,6 +113,61 @@ __device__ __forceinline__ void widen_keys_affine(const uint8_t *tile, bool bf, 
             };
             row(Format<0>());
             row(Format<1>());
+        }
+    }
+}
+
+// The same of a tile whose scales and biases are those of dims.
+template <int F, int D, class Wait>
+__device__ __forceinline__ void widen_keys_tile(const uint8_t *tile, bool bf, uint32_t slot,
+                                                Wait wait) {
+    constexpr int BITS = bits_of(F), LOW = low_bits_of(F), N = (D / 32 * 2 + 7) / 8; // of a lane
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const int unit = warp * 2 + lane / 16, token = lane % 16 * 4, u = unit % 2;
+    const uint8_t *codes = tile + token * 4, *high = codes + D * 8 * LOW,
+                  *scales = tile + code_bytes_of(F, D) + u * 32;
+    uint4 x[N][LOW / 2], y[N], s[N][2], b[N][2]; // s, b: of quads 4u + 2j and the next
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int k = unit / 2 + 4 * i;
+        if (k >= D / 32)
+            break;
+#pragma unroll
+        for (int j = 0; j < LOW / 2; j++)
+            x[i][j] = load128(codes + (LOW == 4 ? 4 * k + 2 * u + j : 2 * k + u) * 256);
+        if constexpr (BITS != LOW)
+            y[i] = load128(high + k * 256);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            s[i][j] = load128(scales + k * 64 + j * 16);
+            b[i][j] = load128(scales + 2 * D + k * 64 + j * 16);
+        }
+    }
+    wait();
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int k = unit / 2 + 4 * i;
+        if (k >= D / 32)
+            break;
+        scalars_to_half(s[i], b[i], bf);
+        const uint4 s0 = pairs_of(s[i][0]), s1 = pairs_of(s[i][1]), b0 = pairs_of(b[i][0]),
+                    b1 = pairs_of(b[i][1]);
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            const uint32_t w0 = word_of(x[i][0], t),
+                           w1 = LOW == 4 ? word_of(x[i][LOW / 2 - 1], t) : w0 >> 4;
+            uint32_t h0 = 0, h1 = 0;
+            if constexpr (BITS != LOW) {
+                h0 = high_bits<BITS>(word_of(y[i], t), 4 * u);
+                h1 = high_bits<BITS>(word_of(y[i], t), 4 * u + 2);
+            }
+            uint4 v;
+            widen_planes<BITS, 0>(w0, h0, s0.x, b0.x, s0.y, b0.y, v.x, v.y);
+            widen_planes<BITS, 0>(w1, h1, s1.x, b1.x, s1.y, b1.y, v.z, v.w);
+            put_key(slot, 4 * k + u, token + t, v);
+            widen_planes<BITS, 1>(w0, h0, s0.z, b0.z, s0.w, b0.w, v.x, v.y);
+            widen_planes<BITS, 1>(w1, h1, s1.z, b1.z, s1.w, b1.w, v.z, v.w);
+            put_key(slot, 4 * k + 2 + u, token + t, v);
         }
     }
 }
@@ -186,11 +241,13 @@ __device__ __forceinline__ void widen_values_exact(const uint8_t *tile, uint64_t
     }
 }
 
-// Codes x of dims 2l and 2l + 1 of half j of the columns, widened. s, b: of each quad q.
+// Codes x of dims 2l and 2l + 1 of half j of the columns, widened; high: of their high plane, of
+// all quads. s, b: of each quad q.
 template <int F, int D>
-__device__ __forceinline__ void widen_value_codes(const uint2 (&x)[4][2], const uint2 (&s)[4][2],
-                                                  const uint2 (&b)[4][2], bool bf, uint64_t written,
-                                                  uint32_t slot, int i, int l, int j) {
+__device__ __forceinline__ void widen_value_codes(const uint2 (&x)[4][2], const uint2 (&high)[2],
+                                                  const uint2 (&s)[4][2], const uint2 (&b)[4][2],
+                                                  bool bf, uint64_t written, uint32_t slot, int i,
+                                                  int l, int j) {
     constexpr int BITS = bits_of(F);
     const int h = i / 2, c = i % 2;
     uint2 ss[4], bb[4]; // of tokens 0 and 2, 1 and 3 of a quad
@@ -210,8 +267,11 @@ __device__ __forceinline__ void widen_value_codes(const uint2 (&x)[4][2], const 
 #pragma unroll
         for (int q = 0; q < 4; q++) {
             const int up = BITS == 8 ? 0 : BITS == 4 ? 4 * c : q % 2 * 4 + 2 * c;
-            widen<BITS, 0>((k ? x[q][j].y : x[q][j].x) >> up, ss[q].x, bb[q].x, ss[q].y, bb[q].y,
-                           even[q], odd[q]);
+            uint32_t h = 0;
+            if constexpr (BITS == 3)
+                h = high_bits<BITS>(k ? high[j].y : high[j].x, 2 * q + c);
+            widen_planes<BITS, 0>((k ? x[q][j].y : x[q][j].x) >> up, h, ss[q].x, bb[q].x, ss[q].y,
+                                  bb[q].y, even[q], odd[q]);
         }
         put_value<D>(slot, i, 0, l, 2 * j + k, make_uint4(even[0], even[1], even[2], even[3]));
         put_value<D>(slot, i, 1, l, 2 * j + k, make_uint4(odd[0], odd[1], odd[2], odd[3]));
@@ -222,15 +282,19 @@ __device__ __forceinline__ void widen_value_codes(const uint2 (&x)[4][2], const 
 template <int F, int D, class Wait>
 __device__ __forceinline__ void widen_values_affine(const uint8_t *tile, bool bf, uint64_t written,
                                                     uint32_t slot, Wait wait) {
-    constexpr int BITS = bits_of(F), G = dims_of_group(F), GROUPS = D / G;
+    constexpr int BITS = bits_of(F), G = dims_of_group(F, D), GROUPS = D / G;
     const int thread = threadIdx.x % GROUP;
     bool waited = false;
 #pragma unroll
     for (int unit = 0; unit < VALUE_UNITS<D>; unit++) {
         const int at = thread + unit * GROUP, i = at / (D / 4), l = at % (D / 4), h = i / 2,
                   c = i % 2;
-        uint2 x[4][2], s[4][2], b[4][2]; // [q][two dims each]
+        uint2 x[4][2], s[4][2], b[4][2], high[2] = {}; // [q][two dims each]
         if (at < D) {
+            if constexpr (BITS == 3)
+#pragma unroll
+                for (int j = 0; j < 2; j++)
+                    high[j] = load64(tile + 16 * D + h * 4 * D + l * 8 + j * 2 * D);
             const uint8_t *scales = tile + code_bytes_of(F, D) + (32 * h + 4 * c) * 2;
             const int g[2] = {2 * l / G * 128, (D / 2 + 2 * l) / G * 128};
 #pragma unroll
@@ -253,6 +317,6 @@ __device__ __forceinline__ void widen_values_affine(const uint8_t *tile, bool bf
             continue;
 #pragma unroll
         for (int j = 0; j < 2; j++)
-            widen_value_codes<F, D>(x, s, b, bf, written, slot, i, l, j);
+            widen_value_codes<F, D>(x, high, s, b, bf, written, slot, i, l, j);
     }
 }

@@ -255,8 +255,14 @@ static uint32_t plain_tokens(uint32_t gqa) {
 
 static bool tile_format_of(const tile_layout *l, bool key, uint8_t *out) {
     const kv_format f = l->format;
-    if (f.kind == KV_TILE || (f.scalar != SCALAR_F16 && f.scalar != SCALAR_BF16))
+    if (f.scalar != SCALAR_F16 && f.scalar != SCALAR_BF16)
         return false;
+    if (f.kind == KV_TILE) {
+        *out = f.bits == 5 ? T5 : f.bits == 4 ? T4 : T3;
+        return f.bits == 4 || f.bits == 3 || (f.bits == 5 && key);
+    }
+    if (f.kind == KV_ROTATED && (f.group != 64 || f.bits == 2))
+        return false; // WHOLE_K_FORMATS, WHOLE_V_FORMATS
     if (f.bits == 16) {
         *out = f.scalar == SCALAR_F16 ? F16 : BF16;
         return true;

@@ -11,7 +11,8 @@
 //       4     the tile                                the tile
 //       2                                             the tile, half a chunk
 //
-// The first chunk of an affine tile also brings its scales and biases, after the codes.
+// The first chunk of an affine tile also brings its scales and biases, after the codes. A tile of
+// KV_TILE is one chunk, as it is stored, whatever its bits.
 #pragma once
 
 #include "backend/cuda/copies.cuh"
@@ -20,7 +21,7 @@
 // ---- chunks ----------------------------------------------------------------------------------
 
 HD constexpr int chunks_of(int f) {
-    return bits_of(f) < 4 ? 1 : bits_of(f) / 4;
+    return bits_of(f) < 8 ? 1 : bits_of(f) / 4;
 }
 // The most of a tile in one of the formats.
 HD constexpr int most_chunks(uint32_t formats) {
@@ -29,8 +30,11 @@ HD constexpr int most_chunks(uint32_t formats) {
 HD constexpr uint32_t code_bytes_of(int f, int d) {
     return 64 * d * bits_of(f) / 8;
 }
-HD constexpr uint32_t scale_bytes_of(int f, int d) {
-    return exact_of(f) ? 0 : d / dims_of_group(f) * 256;
+HD constexpr uint32_t scale_bytes_of(int f, int d) { // not of K in KV_TILE
+    return exact_of(f) ? 0 : d / dims_of_group(f, d) * 256;
+}
+HD constexpr uint32_t key_bytes_of(int f, int d) { // of a K tile
+    return code_bytes_of(f, d) + (tile_of_ranges(f) ? 4 * d : scale_bytes_of(f, d));
 }
 
 // Where scales begin in a slot, and the bytes of a slot.
@@ -38,18 +42,31 @@ HD constexpr uint32_t scales_at(int d) {
     return 32 * d;
 }
 HD constexpr uint32_t slot_bytes(uint32_t formats, int d) {
-    return scales_at(d) + (formats & GROUPS_OF_32     ? d / 32 * 256
-                           : formats & ~EXACT_FORMATS ? d / 64 * 256
-                                                      : 0);
+    return formats & bit(T5) ? key_bytes_of(T5, d)
+                             : scales_at(d) + (formats & GROUPS_OF_32     ? d / 32 * 256
+                                               : formats & ~EXACT_FORMATS ? d / 64 * 256
+                                                                          : 0);
 }
+// Where scales are in a slot.
+HD constexpr uint32_t scales_of_slot(int f, int d) {
+    return tile_of_ranges(f) ? code_bytes_of(f, d) : scales_at(d);
+}
+static_assert(key_bytes_of(T4, 64) <= slot_bytes(bit(T4), 64) &&
+                  code_bytes_of(T4, 64) + 256 <= slot_bytes(bit(T4), 64) &&
+                  slot_bytes(bit(T4), 128) <= slot_bytes(bit(T5), 128),
+              "a tile fits into a slot");
 
 // The copies of chunk c of a K or V tile into a slot: calls copy(to, from, bytes) for each, and
 // returns how many bytes these are.
 template <int F, bool K, int D, class Copy>
 __device__ __forceinline__ uint32_t chunk_copies(const uint8_t *tile, int c, uint32_t slot,
                                                  Copy copy) {
-    constexpr uint32_t SCALES = scale_bytes_of(F, D), CODES = code_bytes_of(F, D) / chunks_of(F);
-    if constexpr (exact_of(F) && !K) {
+    constexpr uint32_t SCALES = K ? key_bytes_of(F, D) - code_bytes_of(F, D) : scale_bytes_of(F, D),
+                       CODES = code_bytes_of(F, D) / chunks_of(F);
+    if constexpr (tile_of_ranges(F)) {
+        copy(slot, tile, CODES + SCALES);
+        return CODES + SCALES;
+    } else if constexpr (exact_of(F) && !K) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
             copy(slot + i * 8 * D, tile + (c / 2 * 8 + c % 2 + 2 * i) * 8 * D, 8 * D);
@@ -122,7 +139,7 @@ template <int D, uint32_t KF, uint32_t VF> struct Stream {
         with_format<KF>(layouts[t.layout()].k, [&](auto f) {
             constexpr int F = decltype(f)::value;
             k_chunks = chunks_of(F);
-            k_bytes = code_bytes_of(F, D) + scale_bytes_of(F, D);
+            k_bytes = key_bytes_of(F, D);
             if (here && chunk < k_chunks)
                 chunk_copy<F, true, D>(t.at(), chunk, to, bar);
         });

@@ -50,11 +50,48 @@ __device__ __forceinline__ void codes_as_half(uint32_t w, uint32_t &even, uint32
         }
     }
 }
+// Where the bits of a plane of one bit must be for codes of 3 or 5 bits: quad `first` of the word
+// is the first that is taken with it (quad 0 of the low plane's word).
+template <int BITS> __device__ __forceinline__ uint32_t high_bits(uint32_t w, int first) {
+    return __funnelshift_l(w, w, (BITS - 1 - first) & 31);
+}
+// The same of codes in two planes; high: of high_bits.
+template <int BITS, int N>
+__device__ __forceinline__ void planes_as_half(uint32_t low, uint32_t high, uint32_t &even,
+                                               uint32_t &odd) {
+    constexpr uint32_t LOW = BITS - 1, SHIFT = N * LOW,
+                       MASK = ((1u << LOW) - 1) * 0x10001u << SHIFT, BIG = 0x64006400u,
+                       TOP = 0x10001u << (LOW + SHIFT), UP = SHIFT - N;
+    even = and_or(high << UP, TOP, and_or(low, MASK, BIG));
+    odd = and_or(high >> (8 - UP), TOP, and_or(low >> 8, MASK, BIG));
+    if constexpr (N == 0) {
+        even = half2_add(even, 0xe400e400u);
+        odd = half2_add(odd, 0xe400e400u);
+    } else {
+        constexpr uint32_t DOWN = (15 - SHIFT) * 0x04000400u,
+                           LESS = (15 + 10 - SHIFT) * 0x04000400u | 0x80008000u;
+        even = half2_fma(even, DOWN, LESS);
+        odd = half2_fma(odd, DOWN, LESS);
+    }
+}
 // The same, widened; s, b: of the pairs' elements.
 template <int BITS, int N>
 __device__ __forceinline__ void widen(uint32_t w, uint32_t s_even, uint32_t b_even, uint32_t s_odd,
                                       uint32_t b_odd, uint32_t &even, uint32_t &odd) {
     codes_as_half<BITS, N>(w, even, odd);
+    even = half2_fma(even, s_even, b_even);
+    odd = half2_fma(odd, s_odd, b_odd);
+}
+
+// The same of a word of each plane; high is not read where there is one plane.
+template <int BITS, int N>
+__device__ __forceinline__ void widen_planes(uint32_t low, uint32_t high, uint32_t s_even,
+                                             uint32_t b_even, uint32_t s_odd, uint32_t b_odd,
+                                             uint32_t &even, uint32_t &odd) {
+    if constexpr (BITS & 1)
+        planes_as_half<BITS, N>(low, high, even, odd);
+    else
+        codes_as_half<BITS, N>(low, even, odd);
     even = half2_fma(even, s_even, b_even);
     odd = half2_fma(odd, s_odd, b_odd);
 }

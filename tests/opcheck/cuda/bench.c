@@ -45,6 +45,10 @@ struct format {
     { 16, (scalar), 0, KV_ROWS }
 #define AFFINE(bits, group)                                                                        \
     { (bits), SCALAR_F16, (group), KV_ROWS }
+#define ROTATED(bits)                                                                              \
+    { (bits), SCALAR_F16, 64, KV_ROTATED }
+#define TILE(bits)                                                                                 \
+    { (bits), SCALAR_F16, 0, KV_TILE }
 static const struct format FORMATS[] = {
     {"f16", EXACT(SCALAR_F16), EXACT(SCALAR_F16), true, 92, {12, 25, 140}},
     {"bf16", EXACT(SCALAR_BF16), EXACT(SCALAR_BF16), false, 0, {12, 25}},
@@ -53,6 +57,10 @@ static const struct format FORMATS[] = {
     {"4/4 g64", AFFINE(4, 64), AFFINE(4, 64), true, 65, {12, 25, 66, 0, 0, 800}},
     {"4/4 g32", AFFINE(4, 32), AFFINE(4, 32), false, 0, {12, 25}},
     {"4/2 g64", AFFINE(4, 64), AFFINE(2, 64), false, 0, {12, 25}},
+    {"r8/4", ROTATED(8), ROTATED(4), true, 0, {0}},
+    {"t5/4", TILE(5), TILE(4), true, 0, {0}},
+    {"t4", TILE(4), TILE(4), true, 0, {0}},
+    {"t3", TILE(3), TILE(3), true, 0, {0}},
 };
 enum { N_FORMATS = sizeof FORMATS / sizeof *FORMATS };
 
@@ -162,6 +170,7 @@ static void attention_begin(struct attention *a, const struct format *f, uint32_
     }
     s->layers = layers;
     page_layout_init(&s->layouts[0], layers, KV_HEADS, head_dim, f->k, f->v);
+    scene_set_bases(s, false);
     scene_build(s, false);
     size_t n = (size_t)s->batch.rows * heads * head_dim;
     a->q = random_floats(n);
