@@ -88,8 +88,9 @@ __device__ __forceinline__ void store_rows(const WholeArgs &a, const Place &p, c
 
 // ---- the shadow into codes -------------------------------------------------------------------
 
+// The instruction would give NaN other bits.
 __device__ __forceinline__ float round_scalar(float x, uint32_t scalar) {
-    return scalar == SCALAR_F32
+    return scalar == SCALAR_F32 || isnan(x)
                ? x
                : to_float((uint16_t)to_half(x, scalar == SCALAR_BF16), scalar == SCALAR_BF16);
 }
