@@ -8,8 +8,8 @@
 //   tile     exact pages are what they are, f16 or bf16; of others every element becomes
 //            f16(s * code + b), one rounding (widen.cuh). s and b, of a token or in K of KV_TILE of
 //            a dim, are f16: those in bf16 are rounded
-//   query    x = q * scale in float32, m = max |x|, x / 2^e rounded to the tile's type,
-//            2^e <= m < 2^(e+1)
+//   query    x = q * scale in float32, of pages that are rotated (H q) * scale; m = max |x|,
+//            x / 2^e rounded to the tile's type, 2^e <= m < 2^(e+1)
 //   score    unit * dot, unit = 2^e * log2 e (so that the exponential is one instruction);
 //            dot: a chain of instructions of 16 dims, the sum exact but for what float32 cuts off.
 //            Instruction 2k + n has quads 8k + 2q + n (q = 0 .. 3) of dims
@@ -24,7 +24,7 @@
 //   super    2,048 tokens: its runs merged in order;   row: its supers merged in order
 //   fold     the merge. M' = max(M, m): all = fma(2^(m - M'), run, 2^(M - M') * all); a run that is
 //            not seen is left out
-//   out      / sum
+//   out      / sum, then of pages in another basis H out
 //
 // That is one rounding to 11 bits of the query, of the weight and of the value of an affine tile:
 // about the error that storing K and V in f16 has already. The CPU tiers keep queries and weights
@@ -101,13 +101,44 @@ template <int D> struct PackedRow {
     float x[N]; // to be rounded
     float unit;
 };
-// A lane's dims of it times scale; zeros if there is no such row.
+// A lane's dims of it; zeros if there is no such row.
 template <int D>
-__device__ __forceinline__ void load_row(const float *q, float scale, bool some,
-                                         float (&x)[D / 32]) {
+__device__ __forceinline__ void load_row(const float *q, bool some, float (&x)[D / 32]) {
 #pragma unroll
     for (int i = 0; i < D / 32; i++)
-        x[i] = some ? q[threadIdx.x % 32 * (D / 32) + i] * scale : 0.f;
+        x[i] = some ? q[threadIdx.x % 32 * (D / 32) + i] : 0.f;
+}
+// x = H x: the operations of hadamard_rotate. factor: of H.
+template <int D> __device__ __forceinline__ void rotate_row(float (&x)[D / 32], float factor) {
+    constexpr int N = D / 32;
+#pragma unroll
+    for (int half = 1; half < N; half *= 2)
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (!(i & half)) {
+                const float a = x[i], b = x[i | half];
+                x[i] = a + b;
+                x[i | half] = a - b;
+            }
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2)
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float other = __shfl_xor_sync(~0u, x[i], step);
+            x[i] = threadIdx.x & step ? other - x[i] : x[i] + other;
+        }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        x[i] *= factor;
+}
+// The same times scale; turn: the factor of H, 0: it is not rotated.
+template <int D>
+__device__ __forceinline__ void scale_row(float (&x)[D / 32], float scale, float turn) {
+    if (turn != 0)
+        rotate_row<D>(x, turn);
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        x[i] *= scale;
 }
 template <int D>
 __device__ __forceinline__ void pack_row(const float (&x)[D / 32], PackedRow<D> &p) {

@@ -18,19 +18,26 @@ static void run_pass(cuda_backend *b, const attention_op &op, const attention_pa
 }
 
 void run_attention(cuda_backend *b, const attention_op &op) {
-    const uint32_t bases = b->plan[op.group].bases;
+    const group_plan &plan = b->plan[op.group];
+    const uint32_t dim = b->limits.group[op.group].head_dim;
+    const bool several = (plan.bases & (plan.bases - 1)) != 0;
     attention_pass passes[BASIS_COUNT];
     uint32_t n = 0;
     for (uint32_t basis = 0; basis < BASIS_COUNT && cuda_works(b); basis++) {
-        if (!(bases >> basis & 1))
+        if (!(plan.bases >> basis & 1))
             continue;
         attention_pass &pass = passes[n++];
-        pass = {basis, op.q, op.out, nullptr};
-        if (basis != BASIS_PLAIN) {
-            pass.q = pass.out = b->turned[basis];
+        const bool plain = basis == BASIS_PLAIN;
+        pass = {basis,
+                op.q,
+                b->turned[basis],
+                several && !plain ? b->turned[basis] : op.out,
+                nullptr,
+                plain ? 0 : hadamard_scale(dim)};
+        // the fast kernels rotate queries themselves
+        if (basis == BASIS_BALANCED || (!plain && plan.blocks[COUNT_PLAIN]))
             turn_queries(b, op, pass);
-        }
-        if (bases & (bases - 1)) { // zeros: rows that no kernel of the pass has see nothing
+        if (several) { // zeros: rows that no kernel of the pass has see nothing
             pass.ms = b->row_ms[basis];
             cuda_ok(b,
                     cudaMemsetAsync(pass.ms, 0, (size_t)b->step.rows * op.heads * sizeof *pass.ms,
@@ -39,6 +46,6 @@ void run_attention(cuda_backend *b, const attention_op &op) {
         if (cuda_works(b))
             run_pass(b, op, pass);
     }
-    if (cuda_works(b) && bases != 1u << BASIS_PLAIN)
+    if (cuda_works(b) && several)
         join_passes(b, op, passes, n);
 }

@@ -6,9 +6,11 @@
 // output is in the basis of its values. So attention over a row's pages is one pass for each basis
 // that occurs in the step, over the pages of that basis alone, by the same kernels:
 //
-//     q --turn_queries--> turned --pass--> turned, row_ms --join_passes--> out
+//     q --turn_queries--> turned --pass--> out                  if it is the only one; else
+//                                     ---> turned, row_ms --join_passes--> out
 //
-//     value of a pass    outputs divided by their sum s; rotated by H if the basis is not plain
+//     value of a pass    outputs divided by their sum s; rotated back by H if the basis is not
+//                        plain. The kernels do that, and the fast ones rotate queries by H, too
 //     join               a row that sees pages of one basis: its pass's value. Else, in order of
 //                        bases, sums of w value and of w, w = s 2^(M - largest M); their quotient
 //
@@ -114,7 +116,7 @@ __global__ void __launch_bounds__(TURN_THREADS) turn(const TurnArgs a) {
     };
     for (uint32_t i = threadIdx.x; i < most * a.dim; i += TURN_THREADS)
         turn_memory[i] = i < n * a.dim ? a.q[place(i)] : 0.f;
-    turn_rows(turn_memory,
+    turn_rows(turn_memory, n,
               a.forward ? basis_matrix(a.forward, a.layer, a.kv_heads, kv, a.dim) : nullptr, a.dim,
               a.scale);
     for (uint32_t i = threadIdx.x; i < n * a.dim; i += TURN_THREADS)
@@ -128,10 +130,10 @@ void turn_queries(cuda_backend *b, const attention_op &op, const attention_pass 
     const uint32_t gqa = op.heads / shape.kv_heads, rows = b->step.rows;
     TurnArgs a = {};
     a.q = op.q;
-    a.out = pass.out;
+    a.out = pass.turned;
     ASSERT(pass.basis != BASIS_BALANCED || op.basis.forward);
     a.forward = pass.basis == BASIS_BALANCED ? op.basis.forward : nullptr;
-    a.scale = hadamard_scale(shape.head_dim);
+    a.scale = pass.factor;
     a.rows = rows;
     a.layer = op.layer;
     a.heads = op.heads;
@@ -151,16 +153,18 @@ struct JoinArgs {
     attention_pass passes[BASIS_COUNT];
     uint32_t n;
     float *out;            // [row][head][dim]
-    float scale;           // of H
     uint32_t columns, dim; // columns: rows x heads
 };
 
-// The factor of each pass, and their sum; false: it saw nothing.
-__device__ __forceinline__ uint32_t join_weights(const JoinArgs &a, uint32_t column,
-                                                 float (&w)[BASIS_COUNT]) {
-    float top = MINUS_INF;
-    uint32_t seen = 0;
+// A warp has one (row, query head).
+__global__ void __launch_bounds__(JOIN_WARPS * 32) join(const JoinArgs a) {
+    kernel_begins();
+    const uint32_t column = blockIdx.x * JOIN_WARPS + threadIdx.x / 32;
+    if (column >= a.columns)
+        return;
     float2 ms[BASIS_COUNT];
+    float top = MINUS_INF, w[BASIS_COUNT], all = 0;
+    uint32_t seen = 0;
 #pragma unroll
     for (uint32_t i = 0; i < BASIS_COUNT; i++) {
         ms[i] = i < a.n ? a.passes[i].ms[column] : make_float2(MINUS_INF, 0);
@@ -170,38 +174,20 @@ __device__ __forceinline__ uint32_t join_weights(const JoinArgs &a, uint32_t col
         }
     }
 #pragma unroll
-    for (uint32_t i = 0; i < BASIS_COUNT; i++)
+    for (uint32_t i = 0; i < BASIS_COUNT; i++) {
         w[i] = seen >> i & 1 ? ms[i].y * exp2_fast(ms[i].x - top) : 0.f;
-    return seen;
-}
-
-// A warp has one (row, query head).
-__global__ void __launch_bounds__(JOIN_WARPS * 32) join(const JoinArgs a) {
-    __shared__ float memory[JOIN_WARPS][2][HEAD_DIM_MAX];
-    kernel_begins();
-    const uint32_t column = blockIdx.x * JOIN_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (column >= a.columns)
-        return;
-    float *value = memory[threadIdx.x / 32][0], *sum = memory[threadIdx.x / 32][1],
-          w[BASIS_COUNT] = {1, 0, 0};
-    const uint32_t seen = a.n > 1 ? join_weights(a, column, w) : 1u;
-    const bool one = (seen & (seen - 1)) == 0;
-    for (uint32_t i = 0; i < a.n; i++) {
-        if (!(seen >> i & 1))
-            continue;
-        const float *from = a.passes[i].out + (size_t)column * a.dim;
-        for (uint32_t d = lane; d < a.dim; d += 32)
-            value[d] = from[d];
-        if (a.passes[i].basis != BASIS_PLAIN)
-            hadamard_row(value, a.dim, a.scale);
-        const bool first = (seen & ((1u << i) - 1)) == 0;
-        for (uint32_t d = lane; d < a.dim; d += 32)
-            sum[d] = one ? value[d] : (first ? 0.f : sum[d]) + w[i] * value[d];
-        __syncwarp();
+        all += w[i];
     }
-    const float all = w[0] + w[1] + w[2];
-    for (uint32_t d = lane; d < a.dim; d += 32)
-        a.out[(size_t)column * a.dim + d] = one ? sum[d] : sum[d] / all;
+    const bool one = (seen & (seen - 1)) == 0;
+    for (uint32_t d = threadIdx.x % 32; d < a.dim; d += 32) {
+        const size_t at = (size_t)column * a.dim + d;
+        float sum = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < BASIS_COUNT; i++)
+            if (seen >> i & 1)
+                sum = one ? a.passes[i].out[at] : sum + w[i] * a.passes[i].out[at];
+        a.out[at] = one ? sum : sum / all;
+    }
 }
 
 } // namespace
@@ -214,7 +200,6 @@ void join_passes(cuda_backend *b, const attention_op &op, const attention_pass *
     a.n = n;
     a.out = op.out;
     a.dim = b->limits.group[op.group].head_dim;
-    a.scale = hadamard_scale(a.dim);
     a.columns = b->step.rows * op.heads;
     cuda_ok(b, launch_early(b, join, blocks_of(a.columns, JOIN_WARPS), JOIN_WARPS * 32, 0, a));
 }

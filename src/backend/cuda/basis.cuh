@@ -70,19 +70,20 @@ __device__ __forceinline__ void multiply_rows(float *x, const float *matrix, uin
         x[i] = (parts[i] + parts[n + i]) + (parts[2 * n + i] + parts[3 * n + i]);
 }
 
-// Rows [turn_rows_of(dim)][dim] in shared memory: times the matrix, or H if it is NULL. By a block,
-// which has written the rows; they may be read after the call.
-__device__ __forceinline__ void turn_rows(float *x, const float *matrix, uint32_t dim,
+// Rows [turn_rows_of(dim)][dim] in shared memory, of which n are wanted: times the matrix, or H if
+// it is NULL. By a block, which has written all of them; n may be read after the call.
+__device__ __forceinline__ void turn_rows(float *x, uint32_t n, const float *matrix, uint32_t dim,
                                           float scale) {
-    const uint32_t rows = turn_rows_of(dim);
     __syncthreads();
     if (!matrix)
-        for (uint32_t r = threadIdx.x / 32; r < rows; r += blockDim.x / 32)
+        for (uint32_t r = threadIdx.x / 32; r < n; r += blockDim.x / 32)
             hadamard_row(x + r * dim, dim, scale);
-    else if (rows == 8)
-        multiply_rows<8>(x, matrix, dim);
-    else
+    else if (n == 1)
+        multiply_rows<1>(x, matrix, dim);
+    else if (n <= 4)
         multiply_rows<4>(x, matrix, dim);
+    else
+        multiply_rows<8>(x, matrix, dim);
     __syncthreads();
 }
 

@@ -28,8 +28,9 @@
 struct DecodeArgs {
     const float *q; // [row][head][D]
     float *out;
-    float2 *ms;     // [row][head]; NULL: not wanted (attention_pass)
-    uint32_t basis; // of the pages
+    float2 *ms;       // [row][head]; NULL: not wanted (attention_pass)
+    uint32_t basis;   // of the pages
+    float turn, back; // factor of H for queries, for outputs; 0: they are not rotated
     float scale;
     uint32_t layer, heads, gqa, kv_heads;
     int slots; // of a block's ring
@@ -75,11 +76,39 @@ __device__ __forceinline__ uint32_t begun_runs(const decode_item &item) {
     return item.pos / RUN % SUPER_RUNS + 1;
 }
 
+// Where a row's outputs of a KV head go first, [gqa][D]: outputs of the block if they are to be
+// rotated back.
+template <int D>
+__device__ __forceinline__ float *first_outputs(const DecodeArgs &a, const decode_item &item,
+                                                uint32_t kv, float *outputs) {
+    return a.back != 0 ? outputs : a.out + ((size_t)item.row * a.heads + kv * a.gqa) * D;
+}
+// From there to the row's, rotated back, by the block.
+template <int D>
+__device__ __forceinline__ void rotate_outputs(const DecodeArgs &a, const decode_item &item,
+                                               uint32_t kv, const float *outputs) {
+    constexpr int N = D / 32;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (a.back == 0)
+        return;
+    __syncthreads();
+    for (uint32_t h = warp; h < a.gqa; h += WARPS) {
+        float x[N];
+        load_row<D>(outputs + h * D, true, x);
+        rotate_row<D>(x, a.back);
+        float *to = a.out + ((size_t)item.row * a.heads + kv * a.gqa + h) * D + lane * N;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            to[i] = x[i];
+    }
+}
+
 // Merges the parts of a row, in order, in the block that finished last: its super-runs, or if these
 // are divided their runs, which are merged into super-runs first.
 template <int D, int HEADS, bool SPLIT>
 __device__ __forceinline__ void merge_parts(const DecodeArgs &a, const decode_item &item,
-                                            uint32_t kv) {
+                                            uint32_t kv, float *outputs) {
+    float *to = first_outputs<D>(a, item, kv, outputs);
     constexpr int AHEAD = 16, // parts that are read at once
         IN = SPLIT ? (int)SUPER_RUNS : 1, PAIRS = HEADS * D / 2,
                   PASSES = PAIRS / THREADS ? PAIRS / THREADS : 1;
@@ -126,18 +155,17 @@ __device__ __forceinline__ void merge_parts(const DecodeArgs &a, const decode_it
                 }
             }
         }
-        *(float2 *)(a.out + ((size_t)item.row * a.heads + kv * a.gqa) * D + e) =
-            make_float2(o.x / sum, o.y / sum);
+        *(float2 *)(to + e) = make_float2(o.x / sum, o.y / sum);
         if (a.ms && e % D == 0)
             a.ms[(size_t)item.row * a.heads + kv * a.gqa + h] = make_float2(top, sum);
     }
 }
 
 // Runs of the block in order; the result is the row's, or one of its parts. outputs: of warp w at
-// outputs + w * pitch, [gqa][D].
+// outputs + w * pitch, [gqa][D]; those of warp 0 are overwritten.
 template <int D, int HEADS>
 __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &item, uint32_t index,
-                                       uint32_t kv, RunResults<HEADS> &runs, const float *outputs,
+                                       uint32_t kv, RunResults<HEADS> &runs, float *outputs,
                                        uint32_t pitch) {
     const uint32_t split = gridDim.z, runs_here = SUPER_RUNS / split;
     const uint32_t blocks = (item.count - 1) * split + blocks_of(begun_runs(item), runs_here);
@@ -155,6 +183,7 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
             }
         }
     } else {
+        float *to = first_outputs<D>(a, item, kv, outputs);
         for (uint32_t e = threadIdx.x; e < a.gqa * D; e += THREADS) {
             const uint32_t h = e / D;
             float top = MINUS_INF, o = 0, sum = 0;
@@ -168,7 +197,7 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
                 }
             }
             if (item.count == 1) {
-                a.out[((size_t)item.row * a.heads + kv * a.gqa) * D + e] = o / sum;
+                to[e] = o / sum;
                 if (a.ms && e % D == 0)
                     a.ms[(size_t)item.row * a.heads + kv * a.gqa + h] = make_float2(top, sum);
             } else {
@@ -178,8 +207,10 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
             }
         }
     }
-    if (blocks == 1)
+    if (blocks == 1) {
+        rotate_outputs<D>(a, item, kv, outputs);
         return;
+    }
     __syncthreads();
     uint32_t *arrived = &a.arrived[item.slot * a.kv_heads + kv];
     if (threadIdx.x == 0) {
@@ -193,9 +224,10 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
     if (threadIdx.x == 0)
         *arrived = 0; // for the next layer
     if (split == 1)
-        merge_parts<D, HEADS, false>(a, item, kv);
+        merge_parts<D, HEADS, false>(a, item, kv, outputs);
     else
-        merge_parts<D, HEADS, true>(a, item, kv);
+        merge_parts<D, HEADS, true>(a, item, kv, outputs);
+    rotate_outputs<D>(a, item, kv, outputs);
 }
 
 // ---- what a warp reads -----------------------------------------------------------------------
@@ -509,13 +541,15 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
 #pragma unroll
     for (int i = 0; i < COLUMNS / WARPS; i++) {
         const int head = cols_head_of<H>(warp + i * WARPS);
-        load_row<D>(a.q + ((size_t)item.row * a.heads + kv * a.gqa + head) * D, a.scale,
+        load_row<D>(a.q + ((size_t)item.row * a.heads + kv * a.gqa + head) * D,
                     head >= 0 && head < (int)a.gqa, x[i]);
     }
     Ring ring = start_rings<Ring>(g, work, seen, rings, bars, warp);
 #pragma unroll
-    for (int i = 0; i < COLUMNS / WARPS; i++)
+    for (int i = 0; i < COLUMNS / WARPS; i++) {
+        scale_row<D>(x[i], a.scale, a.turn);
         cols_pack<D, KF, H>(x[i], warp + i * WARPS, query);
+    }
     __syncthreads();
 
     ColsState<H> state;
@@ -525,7 +559,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
                                         runs);
     else
         attend_run<D, KF, VF, H>(g, a, work, seen, at, ring, rings, exchange, query, state, runs);
-    finish<D, HEADS>(a, item, blockIdx.x, kv, runs, (const float *)rings, slots * Ring::SLOT / 4);
+    finish<D, HEADS>(a, item, blockIdx.x, kv, runs, (float *)rings, slots * Ring::SLOT / 4);
 }
 
 // ---- launches --------------------------------------------------------------------------------

@@ -506,16 +506,18 @@ bool prefill_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats,
 // Attention over the pages of one basis.
 struct attention_pass {
     uint32_t basis;
-    const float *q; // [row][head][dim], in that basis
-    float *out;     // [row][head][dim], in that basis; not defined where nothing is seen
+    const float *q; // [row][head][dim], as the operation has it
+    float *turned;  // the same in that basis, where turn_queries made it
+    float *out;     // [row][head][dim], not defined where nothing is seen
     float2 *ms;     // [row][head] maximum and sum; NULL: not wanted
+    float factor;   // of H, which outputs are rotated back by; 0: the basis is the plain one
 };
 // The decode and the prefill items of a group's step.
 void attention_decode(cuda_backend *b, const struct attention_op &op, const attention_pass &pass);
 void attention_prefill(cuda_backend *b, const struct attention_op &op, const attention_pass &pass);
 // The plain items.
 void attention_plain(cuda_backend *b, const struct attention_op &op, const attention_pass &pass);
-// basis.cu: queries in the basis of a pass; the results of all passes, of these bases.
+// basis.cu: queries in the basis of a pass; the results of several passes together.
 void turn_queries(cuda_backend *b, const struct attention_op &op, const attention_pass &pass);
 void join_passes(cuda_backend *b, const struct attention_op &op, const attention_pass *passes,
                  uint32_t n);

@@ -26,6 +26,7 @@
 // So a column's bits depend on its row alone: what a column does not see changes nothing of it, not
 // even the sign of a zero. All of this assumes finite K and V in the slots that were written.
 #include "backend/cuda/arithmetic.cuh"
+#include "backend/cuda/basis.cuh"
 #include "backend/cuda/plain.cuh"
 
 namespace {
@@ -47,8 +48,8 @@ struct PlainArgs {
     const float *plain; // the same in the plain one: centres are
     const float *sinks; // [head] or NULL
     float *out;
-    float2 *ms; // [row][head]; NULL: not wanted (attention_pass)
-    float scale, softcap;
+    float2 *ms;                 // [row][head]; NULL: not wanted (attention_pass)
+    float scale, softcap, back; // back: factor of H, which outputs are rotated by; 0: they are not
     uint32_t basis, layer, heads, gqa, kv_heads, dim;
     float *part_out;   // [item][kv head][column][dim]
     float2 *part_ms;   // [item][kv head][column] maximum, sum
@@ -381,15 +382,36 @@ __device__ __forceinline__ void merge_parts(const PlainArgs &a, const Work &w, S
     }
 }
 
+// Outputs to the rows', rotated, by way of the tile's memory.
+template <int CHUNKS>
+__device__ __forceinline__ void rotate_back(const PlainArgs &a, const Work &w, Shared &sh,
+                                            Outputs<CHUNKS> &all) {
+    const uint32_t room = CHUNK * TILE_TOKENS / a.dim, warp = threadIdx.x / 32;
+    for (uint32_t first = 0; first < w.columns; first += room) {
+        const uint32_t n = min(room, w.columns - first);
+        __syncthreads(); // the last columns were written
+        for_own<CHUNKS>(a, w, all, [&](float x, uint32_t column, uint32_t d) {
+            if (column >= first && column < first + n)
+                sh.tile[(column - first) * a.dim + d] = x;
+        });
+        __syncthreads();
+        for (uint32_t i = warp; i < n; i += THREADS / 32)
+            hadamard_row(sh.tile + i * a.dim, a.dim, a.back);
+        __syncthreads();
+        for (uint32_t i = threadIdx.x; i < n * a.dim; i += THREADS)
+            a.out[column_at(a, w, first + i / a.dim) + i % a.dim] = sh.tile[i];
+    }
+}
+
 // A sink is one more score, without a value: it adds to the sum, and may be the maximum. It comes
 // with the page of the row itself.
 template <int CHUNKS>
 __device__ __forceinline__ void finish(const step_group &g, const PlainArgs &a, const Work &w,
-                                       const Shared &sh, Outputs<CHUNKS> &all) {
+                                       Shared &sh, Outputs<CHUNKS> &all) {
     uint32_t own = 0;
     (void)page_find(g, w.view, w.pos / TILE_TOKENS, &own);
     const bool sinks = a.sinks && g.layouts[own].basis == a.basis;
-    for_own<CHUNKS>(a, w, all, [&](float x, uint32_t column, uint32_t d) {
+    for_own<CHUNKS>(a, w, all, [&](float &x, uint32_t column, uint32_t d) {
         float sum = sh.row_sum[column], scale = 1, max = sh.row_max[column];
         if (sinks) {
             const float sink = a.sinks[w.kv * a.gqa + column % a.gqa] * LOG2E;
@@ -398,11 +420,14 @@ __device__ __forceinline__ void finish(const step_group &g, const PlainArgs &a, 
             scale = exp2_fast(sh.row_max[column] - base);
             sum = sum * scale + exp2_fast(sink - base);
         }
-        const size_t at = column_at(a, w, column);
-        a.out[at + d] = x * scale / sum;
+        x = x * scale / sum;
+        if (a.back == 0)
+            a.out[column_at(a, w, column) + d] = x;
         if (a.ms && d == 0)
-            a.ms[at / a.dim] = make_float2(max, sum);
+            a.ms[column_at(a, w, column) / a.dim] = make_float2(max, sum);
     });
+    if (a.back != 0)
+        rotate_back<CHUNKS>(a, w, sh, all);
 }
 
 // ---- the kernel ------------------------------------------------------------------------------
@@ -454,7 +479,10 @@ __global__ void __launch_bounds__(THREADS, CHUNKS > 4 ? 1 : 2)
 void attention_plain(cuda_backend *b, const attention_op &op, const attention_pass &pass) {
     const auto &shape = b->limits.group[op.group];
     ASSERT(shape.head_dim <= 8 * CHUNK && op.heads / shape.kv_heads <= COLUMNS);
-    PlainArgs a = {op.centre, pass.q, op.q, op.sinks, pass.out, pass.ms};
+    PlainArgs a = {op.centre, pass.basis == BASIS_PLAIN ? op.q : pass.turned,
+                   op.q,      op.sinks,
+                   pass.out,  pass.ms};
+    a.back = pass.factor;
     a.basis = pass.basis;
     a.scale = op.scale;
     a.softcap = op.softcap;

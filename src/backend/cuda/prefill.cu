@@ -46,8 +46,9 @@ enum { ARRIVALS = 1 };
 struct PrefillArgs {
     const float *q; // [row][head][D]
     float *out;
-    float2 *ms;     // [row][head]; NULL: not wanted (attention_pass)
-    uint32_t basis; // of the pages
+    float2 *ms;       // [row][head]; NULL: not wanted (attention_pass)
+    uint32_t basis;   // of the pages
+    float turn, back; // factor of H for queries, for outputs; 0: they are not rotated
     float scale;
     uint32_t layer, heads, gqa, kv_heads;
     int slots; // of K, and of V
@@ -193,14 +194,15 @@ __device__ __forceinline__ void fill(const step_group &g, const PrefillArgs &a, 
 
 // Row `row` of a group's 64, or zeros; by a warp.
 template <int D, int KT, class B>
-__device__ __forceinline__ void pack_query(const float *q, float scale, int group, int row,
+__device__ __forceinline__ void pack_query(const PrefillArgs &a, const float *q, int group, int row,
                                            bool some) {
     auto &sh = *reinterpret_cast<typename B::Shared *>(memory);
     constexpr int N = D / 32;
     const int lane = threadIdx.x % 32;
     float x[N];
     PackedRow<D> p;
-    load_row<D>(q, scale, some, x);
+    load_row<D>(q, some, x);
+    scale_row<D>(x, a.scale, a.turn);
     pack_row<D>(x, p);
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -255,8 +257,7 @@ __device__ __forceinline__ void pack_queries(const PrefillArgs &a, const Work &w
     for (int i = 0; i < 16; i++) {
         const uint32_t row = at.own + i, token = row / a.gqa, head = work.kv * a.gqa + row % a.gqa;
         const size_t from = (size_t)(work.seq.row + work.item.first + token) * a.heads + head;
-        pack_query<D, KT, B>(a.q + from * D, a.scale, at.group, warp * 16 + i,
-                             token < work.item.tokens);
+        pack_query<D, KT, B>(a, a.q + from * D, at.group, warp * 16 + i, token < work.item.tokens);
     }
     written_for_wgmma();
     if (at.group == 0) // a barrier of the group
@@ -407,6 +408,77 @@ __device__ __forceinline__ void merge_run(const Place &at, const float (&max)[2]
     }
 }
 
+// x = H x of a row of which four lanes (q) have dims y D / 2 + 16x + 4q .. + 3 each, as v[x][y]:
+// the operations of hadamard_rotate.
+template <int D>
+__device__ __forceinline__ void rotate_fours(float4 (&v)[D / 32][2], int q, float factor) {
+    auto add = [](float &a, float &b) {
+        const float sum = a + b, less = a - b;
+        a = sum;
+        b = less;
+    };
+    auto add_fours = [&](float4 &a, float4 &b) {
+        add(a.x, b.x);
+        add(a.y, b.y);
+        add(a.z, b.z);
+        add(a.w, b.w);
+    };
+    auto exchange = [&](float x, int step) {
+        const float other = __shfl_xor_sync(~0u, x, step);
+        return q & step ? other - x : x + other;
+    };
+#pragma unroll
+    for (int x = 0; x < D / 32; x++)
+#pragma unroll
+        for (int y = 0; y < 2; y++) {
+            float4 &f = v[x][y];
+            add(f.x, f.y);
+            add(f.z, f.w);
+            add(f.x, f.z);
+            add(f.y, f.w);
+#pragma unroll
+            for (int step = 1; step < 4; step *= 2)
+                f = make_float4(exchange(f.x, step), exchange(f.y, step), exchange(f.z, step),
+                                exchange(f.w, step));
+        }
+#pragma unroll
+    for (int half = 1; half < D / 32; half *= 2)
+#pragma unroll
+        for (int x = 0; x < D / 32; x++)
+            if (!(x & half)) {
+                add_fours(v[x][0], v[x | half][0]);
+                add_fours(v[x][1], v[x | half][1]);
+            }
+#pragma unroll
+    for (int x = 0; x < D / 32; x++) {
+        add_fours(v[x][0], v[x][1]);
+#pragma unroll
+        for (int y = 0; y < 2; y++)
+            v[x][y] = make_float4(v[x][y].x * factor, v[x][y].y * factor, v[x][y].z * factor,
+                                  v[x][y].w * factor);
+    }
+}
+
+// The outputs of a row, which are whole, from `to` back to there, rotated; by a warp. some: this
+// lane's row is one.
+template <int D>
+__device__ __forceinline__ void rotate_row_back(float *to, int q, bool some, float factor) {
+    float4 v[D / 32][2];
+#pragma unroll
+    for (int x = 0; x < D / 32; x++)
+#pragma unroll
+        for (int y = 0; y < 2; y++)
+            v[x][y] = some ? *(const float4 *)(to + y * (D / 2) + 16 * x + 4 * q)
+                           : make_float4(0, 0, 0, 0);
+    rotate_fours<D>(v, q, factor);
+#pragma unroll
+    for (int x = 0; x < D / 32; x++)
+#pragma unroll
+        for (int y = 0; y < 2; y++)
+            if (some)
+                *(float4 *)(to + y * (D / 2) + 16 * x + 4 * q) = v[x][y];
+}
+
 // Merges a super into its rows; row_fresh: it is their first; ends: their last, so outputs are
 // divided by the rows' sums.
 template <int D, class B>
@@ -446,6 +518,12 @@ __device__ __forceinline__ void merge_super(const PrefillArgs &a, const Work &wo
                 }
                 *at = all;
             }
+    }
+    for (int i = 0; ends && a.back != 0 && i < 2; i++) { // what this thread has just written
+        const int row = place.row(i);
+        const uint32_t token = row / a.gqa, head = work.kv * a.gqa + row % a.gqa;
+        const size_t column = (size_t)(work.seq.row + work.item.first + token) * a.heads + head;
+        rotate_row_back<D>(a.out + column * D, place.q, token < work.item.tokens, a.back);
     }
 }
 
@@ -650,9 +728,19 @@ void attention_prefill(cuda_backend *b, const attention_op &op, const attention_
     if (!cuda_ok(b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          (int)bytes)))
         return;
-    const PrefillArgs args = {pass.q,   pass.out, pass.ms,  pass.basis,
-                              op.scale, op.layer, op.heads, op.heads / kv_heads,
-                              kv_heads, slots};
+    const bool turns = pass.basis == BASIS_HADAMARD;
+    const PrefillArgs args = {pass.basis == BASIS_BALANCED ? pass.turned : pass.q,
+                              pass.out,
+                              pass.ms,
+                              pass.basis,
+                              turns ? pass.factor : 0,
+                              pass.factor,
+                              op.scale,
+                              op.layer,
+                              op.heads,
+                              op.heads / kv_heads,
+                              kv_heads,
+                              slots};
     cuda_ok(b, launch_early(b, c.kernel, plan.blocks[COUNT_PREFILL] * kv_heads, c.threads, bytes,
                             b->group[op.group], args));
 }

@@ -42,19 +42,21 @@ HD constexpr uint32_t scales_at(int d) {
     return 32 * d;
 }
 HD constexpr uint32_t slot_bytes(uint32_t formats, int d) {
-    return formats & bit(T5) ? key_bytes_of(T5, d)
-                             : scales_at(d) + (formats & GROUPS_OF_32     ? d / 32 * 256
-                                               : formats & ~EXACT_FORMATS ? d / 64 * 256
-                                                                          : 0);
+    uint32_t most = 0;
+    for (int f = 0; f < TILE_FORMATS; f++) {
+        // a K tile of ranges has at least as many scales as a V tile
+        const uint32_t bytes = tile_of_ranges(f) ? key_bytes_of(f, d)
+                               : exact_of(f)     ? scales_at(d)
+                                                 : scales_at(d) + scale_bytes_of(f, d);
+        if (formats >> f & 1 && bytes > most)
+            most = bytes;
+    }
+    return most;
 }
 // Where scales are in a slot.
 HD constexpr uint32_t scales_of_slot(int f, int d) {
     return tile_of_ranges(f) ? code_bytes_of(f, d) : scales_at(d);
 }
-static_assert(key_bytes_of(T4, 64) <= slot_bytes(bit(T4), 64) &&
-                  code_bytes_of(T4, 64) + 256 <= slot_bytes(bit(T4), 64) &&
-                  slot_bytes(bit(T4), 128) <= slot_bytes(bit(T5), 128),
-              "a tile fits into a slot");
 
 // The copies of chunk c of a K or V tile into a slot: calls copy(to, from, bytes) for each, and
 // returns how many bytes these are.

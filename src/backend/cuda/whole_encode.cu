@@ -78,7 +78,7 @@ __device__ __forceinline__ void store_rows(const WholeArgs &a, const Place &p, c
             else
                 for (uint32_t d = threadIdx.x % 32; d < p.dim; d += 32)
                     rows[r * p.dim + d] = 0;
-        turn_rows(rows, matrix, p.dim, a.scale);
+        turn_rows(rows, n, matrix, p.dim, a.scale);
         for (uint32_t i = threadIdx.x; i < n * p.dim; i += TURN_THREADS)
             t.shadow[half_place(p, first + i / p.dim, i % p.dim)] =
                 (uint16_t)to_half(rows[i], t.shadow_bf16);
