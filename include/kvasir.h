@@ -83,8 +83,7 @@ KVASIR_API void kvasir_model_close(kvasir_model *model);
 KVASIR_API void kvasir_catch_file_faults(void);
 /* Whether the files of the weights still have the size and the time of change that they had when
  * they were opened; if not, KVASIR_ERR_IO from now on, also of evaluations. A few system calls;
- * from any thread. Replacing a file by another of its name (rename) is no change: the old one is
- * still mapped. */
+ * from any thread. Replacing a file by another of its name (rename) is no change. */
 KVASIR_API kvasir_status kvasir_model_verify(const kvasir_model *model, kvasir_error *err);
 
 /* Strings belong to the model. */
@@ -127,8 +126,7 @@ static inline kvasir_convert_options kvasir_convert_defaults(void) {
     return options;
 }
 /* Writes any checkpoint that kvasir_model_open reads as a folder that mlx-lm loads. `out` must not
- * exist; it appears once it is complete. Takes less memory than the largest tensor, plus the mapped
- * input. */
+ * exist; it appears once it is complete. Takes less memory than its largest tensor, beside maps. */
 KVASIR_API kvasir_status kvasir_convert(const char *in, const char *out,
                                         const kvasir_convert_options *options, kvasir_error *err);
 
@@ -152,16 +150,17 @@ typedef struct kvasir_context_options {
     uint32_t ctx;         /* most tokens of a sequence; 0: by the model and free memory */
     uint64_t cache_bytes; /* budget of all pages; 0: four sequences of ctx, or free memory */
     /* If not NULL, formats, max_kv_size and kv_keep are those of this file instead of the fields
-     * above; keys are not centred, and there is no exact start. */
+     * above; keys are not centred, and there is no exact start or tail. */
     const kvasir_prompt_cache *like;
     uint32_t prefill_chunk; /* most tokens of a step, up to 4096; 0: 128 on a CPU, 2048 on a GPU */
-    /* Snapshots of recurrent layers are kept every so many tokens (whole pages); 0: none. In an
-     * engine they are what prefix hits need, and 0 means every 1024. */
+    /* Snapshots of recurrent layers and exact tails are kept every so many tokens (whole pages);
+     * 0: none. In an engine they are what prefix hits need, and 0 means every 1024. */
     uint32_t snapshot_tokens;
-    int threads;          /* 0: one per core */
-    const char *cpu_tier; /* "auto", or ref, avx2, avx512, avx512vnni, amx, neon, neondot */
-    int act_bits;         /* 8 or 16: rounding of activations in quantized matmuls */
-    const char *device;   /* "cpu", "cuda", "cuda:N"; "auto": a GPU if there is one */
+    int threads;            /* 0: one per core */
+    const char *cpu_tier;   /* "auto", or ref, avx2, avx512, avx512vnni, amx, neon, neondot */
+    int act_bits;           /* 8 or 16: rounding of activations in quantized matmuls */
+    const char *device;     /* "cpu", "cuda", "cuda:N"; "auto": a GPU if there is one */
+    uint32_t kv_exact_tail; /* "r8,4", "t4": a query sees the last N tokens (whole pages) as f16 */
 } kvasir_context_options;
 KVASIR_API void kvasir_context_init(kvasir_context_options *options, size_t struct_size);
 /* kv_bits "8,4", kv_keep 4, act_bits 8, others "auto" or 0. */
@@ -187,9 +186,11 @@ KVASIR_API void kvasir_context_destroy(kvasir_context *ctx); /* after its sequen
     X(BUDGET_TOKENS)   /* tokens of a sequence that fit the budget, fewer than ctx */              \
     X(START_UNUSED)    /* quantized_kv_start has no effect: the cache is not quantized */          \
     X(START_EXACT)     /* first tokens that stay f16, bytes of one of them, of any other */        \
+    X(TAIL_UNUSED)     /* kv_exact_tail has no effect: the cache is not quantized */               \
+    X(TAIL_EXACT)      /* tokens before a query that it sees as f16, bytes of one of them */       \
     X(MAX_SIZE_UNUSED) /* max_kv_size has no effect: every layer has its own window */             \
     X(WINDOW_KEPT)     /* max_kv_size, the window of layers that ignore it */                      \
-    X(SNAPSHOT_UNUSED) /* snapshot_tokens has no effect: no layer is recurrent */                  \
+    X(SNAPSHOT_UNUSED) /* snapshot_tokens has no effect: no recurrent layer, no exact tail */      \
     X(CENTRE_UNUSED)   /* key_centre has no effect: keys are not quantized */                      \
     X(CENTRE_NOTHING)  /* source (kvasir_centre_source), whose constants are too small to help */  \
     X(CENTRED)         /* source, centred pairs, heads they are in, rotary pairs of a head */      \
@@ -258,17 +259,16 @@ KVASIR_API uint64_t kvasir_seq_bytes(const kvasir_seq *seq);        /* of its pa
 /* The same at 16 bits without paging: the tokens that each layer sees, and the states. */
 KVASIR_API uint64_t kvasir_seq_bytes_16bit(const kvasir_seq *seq);
 /* Forgets everything from `length` on. Fails, naming the nearest lengths that work, if rotation or
- * a window has dropped a page that position `length` sees. 0 always works. A model with recurrent
- * layers goes back to the newest snapshot at or before `length` (or to the start), formats that are
- * encoded a page at a time ("t4") to a page's start; the rest is evaluated again: *rerun tokens, if
- * not NULL. If the budget does not allow that, the sequence stays that much shorter
+ * a window has dropped a page that position `length` sees. 0 always works. With recurrent layers or
+ * an exact tail it goes back to the newest snapshot at or before `length` (or to the start), other
+ * formats that are encoded a page at a time ("t4") to a page's start; the rest is evaluated again:
+ * *rerun tokens, if not NULL. If the budget does not allow it, the sequence stays that much shorter
  * (KVASIR_ERR_BUDGET). KVASIR_ERR_ARGUMENT, and nothing changes, if one of them is -1. */
 KVASIR_API kvasir_status kvasir_seq_trim(kvasir_seq *seq, uint32_t length, uint32_t *rerun,
                                          kvasir_error *err);
 
-/* Keeps a snapshot of the recurrent layers at the current length, so that a trim to this or a later
- * length evaluates nothing before it again. Takes one state of the budget. Without such layers it
- * does nothing. */
+/* Keeps a snapshot of recurrent layers and an exact tail (only where a page ends) for later trims
+ * to this length or a later one. It counts in the budget. Without either it does nothing. */
 KVASIR_API kvasir_status kvasir_seq_snapshot(kvasir_seq *seq, kvasir_error *err);
 /* Encodes the sequence in other formats (as in kvasir_context_options), and later tokens, too.
  * Forks keep theirs. Rounding is not undone: from now on logits depend on the tokens, and also on
@@ -308,8 +308,8 @@ KVASIR_API kvasir_status kvasir_seq_read_kv(const kvasir_seq *seq, kvasir_kv_par
 
 /* ---- prompt-cache files ------------------------------------------------------------------- */
 
-/* Reads a file of mlx-lm's save_prompt_cache (any version) or of kvasir_seq_save. Refuses a file of
- * another model. The model must outlive it. */
+/* Reads a file of mlx-lm's save_prompt_cache (any version) or of kvasir_seq_save, if it is of this
+ * model, which must outlive it. */
 KVASIR_API kvasir_status kvasir_prompt_cache_open(const kvasir_model *model, const char *path,
                                                   kvasir_prompt_cache **out, kvasir_error *err);
 KVASIR_API void kvasir_prompt_cache_close(kvasir_prompt_cache *cache);

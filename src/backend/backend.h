@@ -27,7 +27,8 @@
  *              number of threads.
  *   BACKEND-2  K and V of new tokens are stored before any attention of that layer runs, and
  *              attention reads them back from their pages: a token sees itself as stored. (Of
- *              formats that are encoded when a page is full: as the page's shadow has it.)
+ *              formats that are encoded when a page is full: as the page's shadow has it, and so
+ *              the pages of the exact tail.)
  *   BACKEND-3  What a query at position p sees depends on p only: positions < keep and those in
  *              (p - span, p].
  *   BACKEND-4  Attention reduces inside splits of a fixed length at absolute positions
@@ -191,10 +192,11 @@ struct kv_view {
     uint32_t kept_pages, base_page;
     /* Shadows of pages that are encoded when they are full: their rows at 16 bits, in the basis of
      * the page. Entry i is that of page number shadow_first + i. There is one for each such page
-     * that the step writes to. A query sees the page of its own position as the shadow has it, and
-     * earlier ones as they were encoded: a function of positions alone. */
+     * that the step writes to or that a query of it sees exactly: a query sees the page of its own
+     * position and those of its exact tail (kv_sees_shadow) as their shadows have them, and the
+     * others as they were encoded. */
     const struct kv_page *shadows;
-    uint32_t n_shadows, shadow_first;
+    uint32_t n_shadows, shadow_first, tail_pages;
     /* visibility, see BACKEND-3; span is UINT32_MAX if everything before p is seen */
     uint32_t keep, span;
 };
@@ -205,6 +207,28 @@ static inline uint32_t kv_view_index(const struct kv_view *v, uint32_t number) {
                  : number >= v->base_page ? v->kept_pages + (number - v->base_page)
                                           : UINT32_MAX;
     return i < v->n_pages ? i : UINT32_MAX;
+}
+
+/* The first position of the window of a query at p: 0 if it sees everything before it. */
+static inline uint32_t kv_window_start(uint32_t span, uint32_t p) {
+    return span == UINT32_MAX || p < span ? 0 : p + 1 - span;
+}
+
+/* The first page of the exact tail of the queries in page `number`: one of those that the first of
+ * them sees. */
+static inline uint32_t kv_tail_first(uint32_t tail_pages, uint32_t span, uint32_t number) {
+    const uint32_t first = number > tail_pages ? number - tail_pages : 0,
+                   window = kv_window_start(span, number * TILE_TOKENS) / TILE_TOKENS;
+    return first > window ? first : window;
+}
+
+/* Whether queries in page `from` see the rows of page `number` at 16 bits, if it is encoded when it
+ * is full: a function of these numbers alone. Not those of a kept page that leaves the window
+ * before the last of them: it stays, but its shadow goes as others do. */
+static inline bool kv_sees_shadow(const struct kv_view *v, uint32_t from, uint32_t number) {
+    const uint32_t last = from * TILE_TOKENS + TILE_TOKENS - 1;
+    return number >= kv_tail_first(v->tail_pages, v->span, from) &&
+           (number >= v->kept_pages || number >= kv_window_start(v->span, last) / TILE_TOKENS);
 }
 
 /* The shadow of page `number`; NULL: it has none. */

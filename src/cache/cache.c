@@ -81,6 +81,24 @@ static kvasir_status group_init(struct kv_cache *c, uint32_t g, const struct kv_
     return KVASIR_OK;
 }
 
+/* The exact tail. Shadows have it, so other codes cannot; 16-bit pages are one already. */
+static kvasir_status settle_tail(struct kv_cache *c, kvasir_error *err) {
+    c->snapshot_bytes = c->state_page_bytes;
+    for (uint32_t g = 0; g < c->n_groups && c->options.exact_tail; g++) {
+        const struct page_layout *l = &c->layouts[g][LAYOUT_OWN];
+        if (!page_is_whole(l) && !(kv_format_exact(l->k.format) && kv_format_exact(l->v.format)))
+            return fail_field(err, KVASIR_ERR_ARGUMENT, "context.kv_exact_tail",
+                              "needs pages that are encoded when they are full: formats \"r...\" "
+                              "and \"t...\", such as r8,4 and t4; others encode each token at "
+                              "once");
+        if (page_is_whole(l))
+            c->rule.tail_pages = pages_for(c->options.exact_tail);
+    }
+    for (uint32_t g = 0; g < c->n_groups && c->rule.tail_pages; g++)
+        c->snapshot_bytes += cache_tail_bytes(c, g);
+    return KVASIR_OK;
+}
+
 /* Checks the options and fills in everything but the pool. */
 static kvasir_status settle(struct kv_cache *c, const struct kv_shape *groups, uint32_t n_groups,
                             const struct kv_cache_options *opt, kvasir_error *err) {
@@ -101,7 +119,7 @@ static kvasir_status settle(struct kv_cache *c, const struct kv_shape *groups, u
         c->rule.start_pages = pages_for(opt->quantized_start);
     for (uint32_t g = 0; g < n_groups; g++)
         TRY(group_init(c, g, &groups[g], err));
-    return KVASIR_OK;
+    return settle_tail(c, err);
 }
 
 /* ---- layouts --------------------------------------------------------------------------------- */
@@ -109,7 +127,7 @@ static kvasir_status settle(struct kv_cache *c, const struct kv_shape *groups, u
 kvasir_status cache_rule_find(struct kv_cache *c, struct kv_format k, struct kv_format v,
                               uint32_t group_k, uint32_t group_v, struct layout_rule *rule,
                               kvasir_error *err) {
-    *rule = (struct layout_rule){0};
+    *rule = (struct layout_rule){.tail_pages = c->rule.tail_pages};
     for (uint32_t g = 0; g < c->n_groups; g++) {
         const uint32_t n = c->groups[g].n_layouts;
         struct page_layout made;
@@ -160,8 +178,7 @@ uint32_t pages_for(uint32_t tokens) {
 }
 
 uint32_t first_seen(const struct kv_group *g, uint32_t p) {
-    uint32_t first = g->span == UINT32_MAX || p < g->span ? 0 : (p + 1 - g->span) / TILE_TOKENS;
-    return first > g->kept_pages ? first : g->kept_pages;
+    return max_u32(kv_window_start(g->span, p) / TILE_TOKENS, g->kept_pages);
 }
 
 bool kv_cache_outruns(const struct kv_cache *c, uint32_t from, uint32_t point, uint32_t to) {
@@ -192,12 +209,26 @@ static uint64_t table_bytes(const struct kv_cache *c, const struct layout_rule *
            (uint64_t)(count - start) * c->layouts[group][r->layout[group]].page_bytes;
 }
 
-/* Bytes of the shadows of a table: one for each page that is encoded when it is full, from the open
- * one at `length` to the last one of `prepared`. */
-static uint64_t shadow_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t group,
-                             uint32_t length, uint32_t prepared) {
+uint32_t cache_first_shadow(const struct kv_cache *c, const struct layout_rule *r, uint32_t group,
+                            uint32_t length) {
+    const uint32_t span = c->groups[group].span,
+                   exact = kv_tail_first(r->tail_pages, span, length / TILE_TOKENS),
+                   seen = kv_window_start(span, length) / TILE_TOKENS;
+    return max_u32(max_u32(exact, seen), r->start_pages);
+}
+
+uint64_t cache_tail_bytes(const struct kv_cache *c, uint32_t group) {
+    const uint32_t shadow = cache_shadow_of(c, group, LAYOUT_OWN), span = c->groups[group].span,
+                   most = span == UINT32_MAX ? UINT32_MAX : pages_for(span);
+    return shadow == NO_LAYOUT
+               ? 0
+               : (uint64_t)min_u32(c->rule.tail_pages, most) * c->layouts[group][shadow].page_bytes;
+}
+
+uint64_t cache_shadow_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t group,
+                            uint32_t length, uint32_t prepared) {
     const uint32_t shadow = cache_shadow_of(c, group, r->layout[group]),
-                   first = max_u32(length / TILE_TOKENS, r->start_pages), end = pages_for(prepared);
+                   first = cache_first_shadow(c, r, group, length), end = pages_for(prepared);
     return shadow == NO_LAYOUT || end <= first
                ? 0
                : (uint64_t)(end - first) * c->layouts[group][shadow].page_bytes;
@@ -207,7 +238,8 @@ uint64_t all_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32
                    uint32_t prepared) {
     uint64_t bytes = prepared ? c->state_page_bytes : 0;
     for (uint32_t g = 0; g < c->n_groups; g++)
-        bytes += table_bytes(c, r, g, length, prepared) + shadow_bytes(c, r, g, length, prepared);
+        bytes +=
+            table_bytes(c, r, g, length, prepared) + cache_shadow_bytes(c, r, g, length, prepared);
     return bytes;
 }
 
@@ -258,15 +290,16 @@ static uint64_t table_most_bytes(const struct kv_cache *c, uint32_t group, uint3
 static uint64_t shadows_most_bytes(const struct kv_cache *c, uint32_t group, uint32_t length,
                                    uint32_t step) {
     const uint32_t shadow = cache_shadow_of(c, group, LAYOUT_OWN);
-    const uint64_t crossed = ((uint64_t)step + TILE_TOKENS - 2) / TILE_TOKENS + 1,
-                   pages = pages_for(length);
-    return shadow == NO_LAYOUT
-               ? 0
-               : ((crossed < pages ? crossed : pages) + 1) * c->layouts[group][shadow].page_bytes;
+    if (shadow == NO_LAYOUT)
+        return 0;
+    const uint64_t each = c->layouts[group][shadow].page_bytes, pages = pages_for(length),
+                   crossed = ((uint64_t)step + TILE_TOKENS - 2) / TILE_TOKENS + 1,
+                   most = crossed + cache_tail_bytes(c, group) / each;
+    return ((most < pages ? most : pages) + 1) * each;
 }
 
 uint64_t kv_cache_need_bytes(const struct kv_cache *c, uint32_t length, uint32_t step) {
-    uint64_t bytes = 2 * c->state_page_bytes;
+    uint64_t bytes = c->state_page_bytes + c->snapshot_bytes;
     for (uint32_t g = 0; g < c->n_groups; g++) {
         const size_t own = c->layouts[g][LAYOUT_OWN].page_bytes,
                      start = c->layouts[g][LAYOUT_START].page_bytes;
@@ -288,8 +321,8 @@ uint64_t kv_cache_bytes_16bit(const struct kv_cache *c, uint32_t length) {
     return bytes;
 }
 
-bool kv_cache_is_recurrent(const struct kv_cache *c) {
-    return c->state_page_bytes != 0;
+uint64_t kv_cache_snapshot_bytes(const struct kv_cache *c) {
+    return c->snapshot_bytes;
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -312,6 +345,9 @@ kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, 
     if (c->state_page_bytes)
         TRY_GOTO(page_class(c->pool, (size_t)c->state_page_bytes, (struct kv_format){0},
                             (struct kv_format){0}, &c->state_class, err));
+    if (c->snapshot_bytes)
+        TRY_GOTO(page_class(c->pool, (size_t)c->snapshot_bytes, (struct kv_format){0},
+                            (struct kv_format){0}, &c->snapshot_class, err));
     *out = c;
     return KVASIR_OK;
 done:
@@ -370,6 +406,10 @@ bool kv_cache_is_whole(const struct kv_cache *c) {
 
 uint32_t kv_cache_start_pages(const struct kv_cache *c) {
     return c->rule.start_pages;
+}
+
+uint32_t kv_cache_tail_pages(const struct kv_cache *c) {
+    return c->rule.tail_pages;
 }
 
 /* ---- other formats --------------------------------------------------------------------------- */

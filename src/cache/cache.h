@@ -36,7 +36,8 @@
  *            written only while that sequence alone holds it. Snapshots and forks share it; the
  *            next step copies it first. So what a snapshot holds never changes.
  *   CACHE-9  A page that is encoded when it is full is all zeros before; its rows are in a shadow,
- *            a page of its own in the same budget (seq_shadow.c).
+ *            a page of its own in the same budget, until then or, in the exact tail, longer
+ *            (seq_shadow.c).
  *
  * Everything here runs on the one thread that owns the cache. After seq_create and seq_reserve only
  * seq_fork, seq_snapshot and seq_requantize allocate, and these are no part of a step.
@@ -55,7 +56,7 @@
 enum {
     CACHE_GROUPS_MAX = BACKEND_GROUPS_MAX,
     CACHE_LAYOUTS_MAX = 16,
-    PAGE_CLASSES_MAX = CACHE_LAYOUTS_MAX * CACHE_GROUPS_MAX + 1
+    PAGE_CLASSES_MAX = CACHE_LAYOUTS_MAX * CACHE_GROUPS_MAX + 2
 };
 
 struct kv_pool;
@@ -102,6 +103,7 @@ struct kv_cache_options {
     struct kv_format k, v;
     uint32_t group_k, group_v; /* 0: the default */
     uint32_t quantized_start;  /* so many first tokens, rounded up to pages, are f16 */
+    uint32_t exact_tail;       /* so many before a query, rounded up to pages, it sees as f16 */
     uint32_t max_size;         /* rotation: the most tokens that a query sees; 0: all */
     uint32_t keep;             /* with rotation: so many first tokens are always seen; < max_size */
     uint64_t state_bytes;      /* of one sequence's recurrent layers; 0: no such layers */
@@ -142,7 +144,9 @@ kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_grou
 uint64_t kv_cache_need_bytes(const struct kv_cache *c, uint32_t length, uint32_t step);
 /* Bytes of what a query after `length` tokens sees, at 16 bits and without pages or states. */
 uint64_t kv_cache_bytes_16bit(const struct kv_cache *c, uint32_t length);
-bool kv_cache_is_recurrent(const struct kv_cache *c); /* sequences have states */
+/* Bytes of a snapshot (seq_snapshot): of the state of recurrent layers and of the exact tail. 0:
+ * sequences go on without one, and hits end anywhere. */
+uint64_t kv_cache_snapshot_bytes(const struct kv_cache *c);
 /* Whether a step from `from` to `to` computes and drops a page that a query at `point`, between the
  * two, sees: a window or rotation shorter than the step. So a sequence that has to be found again
  * at `point` needs a step that ends there. */
@@ -157,6 +161,9 @@ void kv_cache_formats(const struct kv_cache *c, uint32_t group, struct kv_format
                       struct kv_format *v);
 /* Pages with a smaller number are f16 (quantized_start); 0 if no format is quantized. */
 uint32_t kv_cache_start_pages(const struct kv_cache *c);
+/* So many pages before its own a query sees as f16 (exact_tail); 0 if no format is encoded when a
+ * page is full. */
+uint32_t kv_cache_tail_pages(const struct kv_cache *c);
 
 /* ---- sequence (seq.c) ------------------------------------------------------------------------ */
 
@@ -202,25 +209,27 @@ void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n);
  * Length 0 always works.
  *
  * With recurrent layers the new length is that of the newest snapshot at or before `length`
- * whose pages are still held, or 0; this never fails. If `length` is inside a full page that was
+ * whose pages are still held, or 0; this never fails. With an exact tail that is so, too, unless
+ * `length` is in the page that the sequence ends in. If `length` is inside a full page that was
  * encoded whole, the new length is at most the page's start. The tokens from *reached to `length`
  * must be run again; seq_tokens still has them until the next commit. */
 kvasir_status seq_trim(struct kv_seq *s, uint32_t length, uint32_t *reached,
                        kvasir_error *err) MUST_CHECK;
 /* What *reached would be, if the trim does not fail. Changes nothing. */
 uint32_t seq_trim_reach(const struct kv_seq *s, uint32_t length);
-/* Keeps the recurrent layers' state at the current length for later trims. Does nothing without
- * such layers, or if that state is kept already. */
+/* Keeps the recurrent layers' state at the current length for later trims, and the exact tail; with
+ * one, only where a page ends. Does nothing without either, or if that is kept already. */
 kvasir_status seq_snapshot(struct kv_seq *s, kvasir_error *err) MUST_CHECK;
 /* Stores every page in other formats (chosen by head size as those of struct kv_cache_options),
  * and all later tokens, too: --quantized-kv-start no longer applies to this sequence. Not during
  * a step. Forks keep their pages; this sequence takes new ones. Pages that already have the
- * formats are left alone, and so are states and snapshots. KVASIR_ERR_BUDGET if exchanging the
+ * formats are left alone, and so are states and snapshots (but snapshots of an exact tail are
+ * dropped with the pages that they belong to). KVASIR_ERR_BUDGET if exchanging the
  * pages one by one would exceed the budget at any time, KVASIR_ERR_UNSUPPORTED if the cache has
  * had pages in too many formats; nothing has changed then. */
 kvasir_status seq_requantize(struct kv_seq *s, struct kv_format k, struct kv_format v,
                              uint32_t group_k, uint32_t group_v, kvasir_error *err) MUST_CHECK;
-/* Bytes of the pages in its tables, its state and its snapshots. Shared ones count in full. */
+/* Bytes of the pages in its tables, its state, shadows and snapshots. Shared ones count in full. */
 uint64_t seq_bytes(const struct kv_seq *s);
 /* What a 16-bit cache without pages would take for what the next query sees, and for the same
  * states. Savings are measured against this. */
@@ -248,6 +257,8 @@ void seq_write_tile(struct kv_seq *s, uint32_t group, enum tile_kind part, uint3
  * and commit. */
 kvasir_status seq_read_state(const struct kv_seq *s, void *state, kvasir_error *err) MUST_CHECK;
 void seq_write_state(struct kv_seq *s, const void *state);
+/* After whole tiles were written to the prepared pages: the exact tail has their rows, too. */
+void seq_fill_tail(struct kv_seq *s);
 /* Declares that the group's positions from the kept ones up to `first` hold nothing. Trims after
  * which a query would see them are refused. */
 void seq_mark_missing(struct kv_seq *s, uint32_t group, uint32_t first);

@@ -67,6 +67,7 @@ enum { LAYOUT_OWN, LAYOUT_START };
 /* Which of its group's layouts a page has: one rule for all pages of a sequence (CACHE-7). */
 struct layout_rule {
     uint32_t start_pages;              /* pages with a smaller number have LAYOUT_START */
+    uint32_t tail_pages;               /* so many before a query's are seen by their shadows */
     uint32_t layout[CACHE_GROUPS_MAX]; /* all other pages */
 };
 
@@ -84,6 +85,10 @@ struct kv_cache {
     struct layout_rule rule;   /* of new sequences */
     uint32_t state_class;      /* class of states, if there are any */
     uint64_t state_page_bytes; /* of one state's page; 0: there are no states */
+    /* Likewise what a sequence needs beside its pages to go on from a length (seq_snapshot.c): its
+     * state and, after it, the exact tail. */
+    uint32_t snapshot_class;
+    uint64_t snapshot_bytes;
 };
 
 /* The layout of the shadows of pages of a layout; NO_LAYOUT: they have none (seq_shadow.c). */
@@ -94,6 +99,15 @@ static inline uint32_t cache_shadow_of(const struct kv_cache *c, uint32_t group,
 static inline bool cache_is_whole(const struct kv_cache *c, uint32_t group, uint32_t layout) {
     return cache_shadow_of(c, group, layout) != NO_LAYOUT;
 }
+
+/* The first page that may have a shadow in a table whose next query is at `length`. */
+uint32_t cache_first_shadow(const struct kv_cache *c, const struct layout_rule *r, uint32_t group,
+                            uint32_t length);
+/* Bytes of those shadows up to the page of the last position before `prepared`. */
+uint64_t cache_shadow_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t group,
+                            uint32_t length, uint32_t prepared);
+/* The most of them at a page's end: what a snapshot has of the group. */
+uint64_t cache_tail_bytes(const struct kv_cache *c, uint32_t group);
 
 /* Finds the rule of a sequence that has K and V in these formats from its first token on. New
  * layouts are written after the group's registered ones, for the caller to plan with. */
@@ -129,7 +143,13 @@ void seq_put_page(struct kv_seq *s, uint32_t group, uint32_t number, struct kv_p
 void seq_put_state(struct kv_seq *s, uint32_t addr);
 /* A page of its tables; false: the tables do not hold it. */
 bool seq_get_page(const struct kv_seq *s, uint32_t group, uint32_t number, struct kv_page *page);
-bool seq_get_state(const struct kv_seq *s, uint32_t *addr);
+/* Whether the sequence has an exact tail: then snapshots are pages of their own, not states. */
+bool seq_has_tail(const struct kv_seq *s);
+/* A reference to a snapshot of the sequence as it was at `length`; NO_SNAPSHOT: it has none of
+ * that. Takes a page if it has an exact tail (KVASIR_ERR_BUDGET). */
+#define NO_SNAPSHOT UINT32_MAX
+kvasir_status seq_snapshot_take(struct kv_seq *s, uint32_t length, uint32_t *addr,
+                                kvasir_error *err) MUST_CHECK;
 /* Whether its pages are what its tokens alone would give: not requantized, and not from a file
  * that lacks tokens or pages. */
 bool seq_is_plain(const struct kv_seq *s);

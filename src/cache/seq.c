@@ -25,7 +25,8 @@
  *          this step writes, never as tokens of another branch.
  *   SEQ-5  Pages that are encoded when they are full have shadows, which hold their rows until
  *          then: between steps the partly filled page of position `length`, in a step all that it
- *          writes to (seq_shadow.c). SEQ-3 and SEQ-4 hold for the shadow, too.
+ *          writes to. SEQ-3 and SEQ-4 hold for the shadow, too. Those of the exact tail before that
+ *          page are there, too, or in a snapshot (seq_shadow.c, seq_snapshot.c).
  */
 #include <string.h>
 
@@ -68,7 +69,7 @@ static uint64_t shared_dropped_bytes(const struct kv_seq *s, uint32_t end) {
 
 /* Bytes that private copies of shared open pages and of a shared state will take. */
 static uint64_t copy_bytes(const struct kv_seq *s) {
-    uint64_t bytes = state_is_shared(s) ? s->cache->state_page_bytes : 0;
+    uint64_t bytes = (state_is_shared(s) ? s->cache->state_page_bytes : 0) + unpack_bytes(s);
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
         if (open_is_shared(s, g))
             bytes +=
@@ -135,19 +136,6 @@ static kvasir_status token_room(struct kv_seq *s, uint32_t length, kvasir_error 
     return KVASIR_OK;
 }
 
-static kvasir_status snapshot_room(struct kv_seq *s, uint32_t n, kvasir_error *err) {
-    if (n <= s->cap_snapshots)
-        return KVASIR_OK;
-    uint32_t cap = s->cap_snapshots ? s->cap_snapshots * 2 : 8;
-    cap = cap < n ? n : cap;
-    struct snapshot *snapshots = mem_realloc(s->snapshots, cap, sizeof *snapshots);
-    if (!snapshots)
-        return fail(err, KVASIR_ERR_MEMORY, "%u snapshots: out of memory", cap);
-    s->snapshots = snapshots;
-    s->cap_snapshots = cap;
-    return KVASIR_OK;
-}
-
 /* The most entries of a table up to `length`. A bounded table never has more than its kept
  * pages, its span and one step. */
 static uint32_t entries_until(const struct kv_group *g, uint32_t length) {
@@ -186,7 +174,7 @@ kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err)
         TRY_GOTO(table_room(&f->tables[g], s->tables[g].n, err));
         TRY_GOTO(shadows_reserve(f, g, err));
     }
-    TRY_GOTO(snapshot_room(f, s->n_snapshots, err));
+    TRY_GOTO(seq_snapshots_room(f, s->n_snapshots, err));
     f->not_reproducible = s->not_reproducible;
     f->stale_tail = s->stale_tail;
     f->length = f->prepared = s->length;
@@ -194,6 +182,10 @@ kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err)
     f->state = s->state;
     if (s->has_state)
         page_ref(s->cache->pool, s->state);
+    f->has_packed = s->has_packed;
+    f->packed = s->packed;
+    if (s->has_packed)
+        page_ref(s->cache->pool, s->packed);
     for (uint32_t i = 0; i < s->n_snapshots; i++) {
         f->snapshots[f->n_snapshots++] = s->snapshots[i];
         page_ref(s->cache->pool, s->snapshots[i].addr);
@@ -228,15 +220,8 @@ const int32_t *seq_tokens(const struct kv_seq *s) {
     return s->tokens;
 }
 
-static uint32_t count_states(const struct kv_seq *s) {
-    uint32_t count = s->has_state ? 1 : 0;
-    for (uint32_t i = 0; i < s->n_snapshots; i++) /* the newest may be the state itself */
-        count += !s->has_state || s->snapshots[i].addr != s->state;
-    return count;
-}
-
 uint64_t seq_bytes(const struct kv_seq *s) {
-    uint64_t bytes = count_states(s) * s->cache->state_page_bytes;
+    uint64_t bytes = snapshots_bytes(s);
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
         const struct table *t = &s->tables[g];
         for (uint32_t i = 0; i < t->n; i++)
@@ -248,8 +233,7 @@ uint64_t seq_bytes(const struct kv_seq *s) {
 }
 
 uint64_t seq_bytes_16bit(const struct kv_seq *s) {
-    return count_states(s) * s->cache->options.state_bytes +
-           kv_cache_bytes_16bit(s->cache, s->length);
+    return snapshots_bytes_16bit(s) + kv_cache_bytes_16bit(s->cache, s->length);
 }
 
 void seq_state(const struct kv_seq *s, struct state_view *view) {
@@ -268,6 +252,7 @@ void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view) {
         .shadows = t->shadows,
         .n_shadows = t->n_shadows,
         .shadow_first = t->shadow_first,
+        .tail_pages = s->rule.tail_pages,
         .n_pages = t->n,
         .kept_pages = g->kept_pages,
         .base_page = t->base_page,
@@ -346,6 +331,22 @@ void seq_write_state(struct kv_seq *s, const void *state) {
                         s->cache->options.state_bytes);
 }
 
+void seq_fill_tail(struct kv_seq *s) {
+    const struct kv_cache *c = s->cache;
+    const uint32_t end = s->prepared / TILE_TOKENS;
+    for (uint32_t g = 0; g < c->n_groups && s->rule.tail_pages; g++) {
+        struct kv_view view;
+        seq_view(s, g, &view);
+        uint32_t n =
+            max_u32(cache_first_shadow(c, &s->rule, g, s->prepared), s->length / TILE_TOKENS);
+        for (; n < end && shadows_used(c, &s->rule, g); n++) {
+            const uint32_t i = kv_view_index(&view, n);
+            ASSERT(i != UINT32_MAX && shadow_at(s, g, n) && s->length <= n * TILE_TOKENS);
+            page_requantize(c, g, n, TILE_TOKENS, view.pages[i], *shadow_at(s, g, n));
+        }
+    }
+}
+
 void seq_mark_missing(struct kv_seq *s, uint32_t group, uint32_t first) {
     s->tables[group].missing = first;
 }
@@ -421,9 +422,7 @@ void seq_put_page(struct kv_seq *s, uint32_t group, uint32_t number, struct kv_p
 }
 
 void seq_put_state(struct kv_seq *s, uint32_t addr) {
-    ASSERT(!s->has_state);
-    s->state = addr;
-    s->has_state = true;
+    seq_restore(s, addr);
 }
 
 bool seq_get_page(const struct kv_seq *s, uint32_t group, uint32_t number, struct kv_page *page) {
@@ -431,11 +430,6 @@ bool seq_get_page(const struct kv_seq *s, uint32_t group, uint32_t number, struc
     if (i != UINT32_MAX)
         *page = s->tables[group].pages[i];
     return i != UINT32_MAX;
-}
-
-bool seq_get_state(const struct kv_seq *s, uint32_t *addr) {
-    *addr = s->state;
-    return s->has_state;
 }
 
 bool seq_is_plain(const struct kv_seq *s) {
@@ -452,7 +446,7 @@ uint64_t seq_need_bytes(const struct kv_seq *s, uint32_t length, uint32_t step,
     uint64_t held = all_bytes(s->cache, &s->rule, s->length, s->length);
     uint64_t most = peak_bytes(s->cache, &s->rule, s->length, length, step);
     return (most > held ? most - held : 0) + copy_bytes(s) + shared_dropped_bytes(s, length) +
-           snapshots * s->cache->state_page_bytes;
+           snapshots * snapshot_page_bytes(s);
 }
 
 /* Appends a new page for `number`. */
@@ -480,8 +474,8 @@ static void open_clear_tail(struct kv_seq *s, uint32_t group) {
     const int64_t entry = open_entry(s, group);
     if (entry < 0)
         return;
-    const struct table *t = &s->tables[group];
-    const struct kv_page *page = t->n_shadows ? &t->shadows[0] : &t->pages[entry];
+    const struct kv_page *shadow = shadow_at(s, group, s->length / TILE_TOKENS),
+                         *page = shadow ? shadow : &s->tables[group].pages[entry];
     ASSERT(!page_shared(c->pool, page->addr));
     page_clear_tail(c->backend, pool_arena(c->pool), &c->layouts[group][page->layout], page->addr,
                     s->length % TILE_TOKENS);
@@ -516,6 +510,7 @@ kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) {
     TRY(pool_check_room(c->pool, need + copy_bytes(s), err));
     TRY(token_room(s, end, err));
     kvasir_status status;
+    TRY_GOTO(seq_unpack(s, err));
     TRY_GOTO(state_unshare(s, err));
     for (uint32_t g = 0; g < c->n_groups; g++) {
         TRY_GOTO(open_unshare(s, g, err));
@@ -558,7 +553,7 @@ static void drop_unseen(struct kv_seq *s, uint32_t group) {
 static void drop_useless(struct kv_seq *s) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < s->n_snapshots; i++)
-        if (seq_can_trim(s, s->snapshots[i].length))
+        if (snapshot_serves(s, s->snapshots[i].length))
             s->snapshots[kept++] = s->snapshots[i];
         else
             page_unref(s->cache->pool, s->snapshots[i].addr);
@@ -579,14 +574,4 @@ void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n) {
     }
     if (before / TILE_TOKENS != s->length / TILE_TOKENS) /* pages and shadows went */
         drop_useless(s);
-}
-
-kvasir_status seq_snapshot(struct kv_seq *s, kvasir_error *err) {
-    ASSERT(s->prepared == s->length); /* a step may be writing the state */
-    if (!s->has_state || (s->n_snapshots && s->snapshots[s->n_snapshots - 1].length == s->length))
-        return KVASIR_OK;
-    TRY(snapshot_room(s, s->n_snapshots + 1, err));
-    s->snapshots[s->n_snapshots++] = (struct snapshot){s->length, s->state};
-    page_ref(s->cache->pool, s->state);
-    return KVASIR_OK;
 }

@@ -2,6 +2,11 @@
 /* seq_requantize.c: a sequence's pages in other formats. */
 #include "cache/seq_internal.h"
 
+struct page_list {
+    struct kv_page *pages; /* [cap] */
+    uint32_t n, cap;
+};
+
 /* Page number of a table's entry. */
 static uint32_t number_of(const struct kv_seq *s, uint32_t group, uint32_t entry) {
     uint32_t kept = s->cache->groups[group].kept_pages;
@@ -15,10 +20,18 @@ static bool must_change(const struct kv_seq *s, const struct layout_rule *rule, 
            layout_of(rule, group, number_of(s, group, entry));
 }
 
-/* The page that holds the rows of the partly filled page `number`: its shadow if it has one. */
-static struct kv_page rows_of_open(const struct kv_seq *s, uint32_t group, uint32_t entry) {
-    const struct table *t = &s->tables[group];
-    return t->n_shadows ? t->shadows[0] : t->pages[entry];
+static bool any_must_change(const struct kv_seq *s, const struct layout_rule *rule) {
+    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+        for (uint32_t i = 0; i < s->tables[g].n; i++)
+            if (must_change(s, rule, g, i))
+                return true;
+    return false;
+}
+
+/* The page that holds the rows of an entry: its shadow if it has one. */
+static struct kv_page rows_of(const struct kv_seq *s, uint32_t group, uint32_t entry) {
+    const struct kv_page *shadow = shadow_at(s, group, number_of(s, group, entry));
+    return shadow ? *shadow : s->tables[group].pages[entry];
 }
 
 static bool is_open(const struct kv_seq *s, uint32_t number) {
@@ -28,8 +41,9 @@ static bool is_open(const struct kv_seq *s, uint32_t number) {
 /* The layout of an entry's shadow by a rule; NO_LAYOUT: it has none. */
 static uint32_t shadow_by(const struct kv_seq *s, const struct layout_rule *rule, uint32_t group,
                           uint32_t number) {
-    return is_open(s, number) ? cache_shadow_of(s->cache, group, layout_of(rule, group, number))
-                              : NO_LAYOUT;
+    return number >= cache_first_shadow(s->cache, rule, group, s->length)
+               ? cache_shadow_of(s->cache, group, layout_of(rule, group, number))
+               : NO_LAYOUT;
 }
 
 /* Bytes of the pages that an entry takes by a rule: its page and its shadow. */
@@ -43,13 +57,12 @@ static uint64_t bytes_by(const struct kv_seq *s, const struct layout_rule *rule,
 
 /* Bytes that are free once an entry has been exchanged. */
 static uint64_t bytes_given(const struct kv_seq *s, uint32_t group, uint32_t entry) {
-    const struct table *t = &s->tables[group];
     const struct page_layout *layouts = s->cache->layouts[group];
-    const struct kv_page *page = &t->pages[entry];
+    const struct kv_page *page = &s->tables[group].pages[entry],
+                         *shadow = shadow_at(s, group, number_of(s, group, entry));
     uint64_t bytes = page_shared(s->cache->pool, page->addr) ? 0 : layouts[page->layout].page_bytes;
-    if (is_open(s, number_of(s, group, entry)) && t->n_shadows &&
-        !page_shared(s->cache->pool, t->shadows[0].addr))
-        bytes += layouts[t->shadows[0].layout].page_bytes;
+    if (shadow && !page_shared(s->cache->pool, shadow->addr))
+        bytes += layouts[shadow->layout].page_bytes;
     return bytes;
 }
 
@@ -101,51 +114,92 @@ static struct kv_page take(struct kv_cache *c, uint32_t group, uint32_t layout) 
     return page;
 }
 
+/* Exchanges an entry's page, and its shadow: the new one becomes the next of `shadows`. */
 static void requantize_entry(struct kv_seq *s, const struct layout_rule *rule, uint32_t group,
-                             uint32_t entry) {
+                             uint32_t entry, struct page_list *shadows) {
     struct kv_cache *c = s->cache;
-    struct table *t = &s->tables[group];
+    struct kv_page *page = &s->tables[group].pages[entry];
     const uint32_t number = number_of(s, group, entry), shadow = shadow_by(s, rule, group, number),
                    rows = min_u32(s->length - number * TILE_TOKENS, TILE_TOKENS);
-    const bool open = is_open(s, number);
-    const struct kv_page from = open ? rows_of_open(s, group, entry) : t->pages[entry],
-                         to = take(c, group, layout_of(rule, group, number));
-    struct kv_page rows_to = to; /* of an open page without a shadow, too */
-    if (shadow != NO_LAYOUT)
-        rows_to = take(c, group, shadow);
-    page_requantize(c, group, number, rows, from, rows_to);
-    page_unref(c->pool, t->pages[entry].addr);
-    t->pages[entry] = to;
-    if (!open)
-        return;
-    if (t->n_shadows)
-        page_unref(c->pool, t->shadows[0].addr);
-    t->n_shadows = shadow != NO_LAYOUT;
-    t->shadow_first = number;
-    if (t->n_shadows)
-        t->shadows[0] = rows_to;
+    const struct kv_page from = rows_of(s, group, entry), old = *page,
+                         *old_shadow = shadow_at(s, group, number);
+    *page = take(c, group, layout_of(rule, group, number));
+    if (shadow == NO_LAYOUT || !is_open(s, number))
+        page_requantize(c, group, number, rows, from, *page);
+    if (shadow != NO_LAYOUT) {
+        shadows->pages[shadows->n] = take(c, group, shadow);
+        page_requantize(c, group, number, rows, from, shadows->pages[shadows->n++]);
+    }
+    page_unref(c->pool, old.addr);
+    if (old_shadow)
+        page_unref(c->pool, old_shadow->addr);
+}
+
+/* Exchanges the group's pages that must change. shadows: empty, with room for all that the table
+ * has then; on return the old list, empty. Returns whether any did. */
+static bool requantize_group(struct kv_seq *s, const struct layout_rule *rule, uint32_t group,
+                             struct page_list *shadows) {
+    struct table *t = &s->tables[group];
+    bool some = false;
+    for (uint32_t i = 0; i < t->n; i++) {
+        const struct kv_page *shadow = shadow_at(s, group, number_of(s, group, i));
+        if (must_change(s, rule, group, i)) {
+            requantize_entry(s, rule, group, i, shadows);
+            some = true;
+        } else if (shadow) {
+            shadows->pages[shadows->n++] = *shadow;
+        }
+    }
+    const struct page_list old = {t->shadows, 0, t->cap_shadows};
+    ASSERT(shadows->n <= shadows->cap);
+    t->shadows = shadows->pages;
+    t->n_shadows = shadows->n;
+    t->cap_shadows = shadows->cap;
+    t->shadow_first = cache_first_shadow(s->cache, rule, group, s->length);
+    ASSERT(!t->n_shadows || t->shadow_first + t->n_shadows == pages_for(s->length));
+    *shadows = old;
+    return some;
+}
+
+/* Room in lists of shadows as long as the tables', and for all that there will be. */
+static kvasir_status reserve_shadows(const struct kv_seq *s, const struct layout_rule *rule,
+                                     struct page_list lists[CACHE_GROUPS_MAX], kvasir_error *err) {
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
+        const uint32_t first = cache_first_shadow(s->cache, rule, g, s->length),
+                       end = pages_for(s->length);
+        TRY(seq_pages_room(&lists[g].pages, &lists[g].cap,
+                           max_u32(s->tables[g].cap_shadows, end > first ? end - first : 0), err));
+    }
+    return KVASIR_OK;
 }
 
 kvasir_status seq_requantize(struct kv_seq *s, struct kv_format k, struct kv_format v,
                              uint32_t group_k, uint32_t group_v, kvasir_error *err) {
     struct kv_cache *c = s->cache;
     struct layout_rule rule;
-    kvasir_status status;
+    struct page_list shadows[CACHE_GROUPS_MAX] = {{0}};
+    bool some = false;
     ASSERT(s->prepared == s->length);
     TRY(cache_rule_find(c, k, v, group_k, group_v, &rule, err));
+    if (any_must_change(s, &rule)) {
+        TRY(pool_check_room(c->pool, unpack_bytes(s), err));
+        TRY(seq_unpack(s, err));
+    }
     TRY(pool_check_room(c->pool, requantize_bytes(s, &rule), err));
-    for (uint32_t g = 0; g < c->n_groups; g++)
-        TRY(seq_pages_room(&s->tables[g].shadows, &s->tables[g].cap_shadows, 1, err));
-    TRY(cache_rule_adopt(c, &rule, err));
-    TRY_GOTO(requantize_claim(s, &rule, err));
-    for (uint32_t g = 0; g < c->n_groups; g++)
-        for (uint32_t i = 0; i < s->tables[g].n; i++)
-            if (must_change(s, &rule, g, i)) {
-                requantize_entry(s, &rule, g, i);
-                s->not_reproducible = true;
-            }
-    s->rule = rule;
-done:
+    kvasir_status status = reserve_shadows(s, &rule, shadows, err);
+    if (status == KVASIR_OK)
+        status = cache_rule_adopt(c, &rule, err);
+    if (status == KVASIR_OK)
+        status = requantize_claim(s, &rule, err);
+    for (uint32_t g = 0; g < c->n_groups && status == KVASIR_OK; g++)
+        some |= requantize_group(s, &rule, g, &shadows[g]);
+    if (some && rule.tail_pages) /* their shadows are of other pages */
+        seq_snapshots_truncate(s, 0);
+    s->not_reproducible |= some;
+    if (status == KVASIR_OK)
+        s->rule = rule;
     pool_unclaim(c->pool);
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        mem_free(shadows[g].pages);
     return status;
 }

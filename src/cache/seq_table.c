@@ -16,7 +16,9 @@ void seq_table_truncate(struct kv_seq *s, uint32_t group, uint32_t n) {
 void seq_state_drop(struct kv_seq *s) {
     if (s->has_state)
         page_unref(s->cache->pool, s->state);
-    s->has_state = false;
+    if (s->has_packed)
+        page_unref(s->cache->pool, s->packed);
+    s->has_state = s->has_packed = false;
 }
 
 void seq_snapshots_truncate(struct kv_seq *s, uint32_t n) {

@@ -44,7 +44,7 @@ struct tier_key chain_next(struct tier_key before, const int32_t tokens[TILE_TOK
 
 enum record_kind {
     RECORD_PAGE = 1,  /* one layer group of the page that ends at K(i) */
-    RECORD_STATE = 2, /* the recurrent layers' state after that page */
+    RECORD_STATE = 2, /* the snapshot at that page's end (seq_snapshot.c) */
     RECORD_FORGET = 3 /* of a disk: older records of this context and root are gone; no payload */
 };
 

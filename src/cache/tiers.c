@@ -37,7 +37,7 @@ kvasir_status tiers_create(struct prefix_tree *t, const struct tiers_options *o,
         s->options.check_seconds = 60;
     if (s->options.late_seconds <= 0)
         s->options.late_seconds = 0.25;
-    s->parts = c->n_groups + (c->state_page_bytes != 0);
+    s->parts = c->n_groups + (c->snapshot_bytes != 0);
     s->variants = t->requantizes ? 2 : 1;
     pthread_mutex_init(&s->mutex, NULL);
     pthread_cond_init(&s->read_more, NULL);

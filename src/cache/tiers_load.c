@@ -135,7 +135,7 @@ static void find_ends(const struct tiers *s, const struct tier_load *l, bool *se
             serves[i] = serves[i] && missing[g] < (int64_t)first_held(&c->groups[g], length);
         }
         serves[i] = serves[i] && !kept_missing &&
-                    (!c->state_page_bytes || part_is_there(s, l, x, i, c->n_groups, &variant));
+                    (!c->snapshot_bytes || part_is_there(s, l, x, i, c->n_groups, &variant));
     }
 }
 
@@ -265,7 +265,7 @@ static bool take_pages(struct tiers *s, struct tier_load *l, uint64_t charge) {
     for (uint32_t i = 0; i < l->n_objects; i++) {
         struct load_object *o = &l->objects[i];
         const uint32_t class = part_is_state(s, o->part)
-                                   ? s->cache->state_class
+                                   ? s->cache->snapshot_class
                                    : s->cache->groups[o->part].page_class[o->at.layout];
         if (o->store != NO_STORE && page_take_unset(pool, class, &o->at.addr, NULL) != KVASIR_OK) {
             o->at.addr = NO_ADDR;
@@ -441,7 +441,7 @@ static void store_result(struct tiers *s, struct tier_load *l, uint32_t pages) {
     const uint32_t x = l->at.node;
     const uint64_t life =
         settle_lives(l, pages, is_root(s->tree, x) ? TREE_FOREVER : s->tree->nodes[x].expires);
-    tree_store_until(s->tree, &l->at, l->result, s->cache->state_page_bytes != 0, life);
+    tree_store_until(s->tree, &l->at, l->result, s->cache->snapshot_bytes != 0, life);
     if (life != TREE_FOREVER)
         lengthen_lives(s, l, pages);
     note_offered(s, l);

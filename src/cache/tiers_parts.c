@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tiers_parts.c: a page has a part for each layer group, and one more is the state of recurrent
- * layers. What a part takes, where it is, and what its record is called. Then what threads of all
- * kinds use. tiers_internal.h lists the files.
+/* tiers_parts.c: a page has a part for each layer group, and one more is the snapshot at its end:
+ * the state of recurrent layers and the exact tail. What a part takes, where it is, and what its
+ * record is called. Then what threads of all kinds use. tiers_internal.h lists the files.
  */
 #include <string.h>
 
@@ -12,7 +12,7 @@ bool part_is_state(const struct tiers *s, uint32_t part) {
 }
 
 uint64_t part_bytes(const struct tiers *s, uint32_t part, uint32_t layout) {
-    return part_is_state(s, part) ? s->cache->state_page_bytes
+    return part_is_state(s, part) ? s->cache->snapshot_bytes
                                   : s->cache->layouts[part][layout].page_bytes;
 }
 

@@ -115,7 +115,7 @@ static void *writer_thread(void *user) {
 }
 
 kvasir_status store_start_writer(struct store *w, kvasir_error *err) {
-    uint64_t most = w->all->cache->state_page_bytes;
+    uint64_t most = w->all->cache->snapshot_bytes;
     for (uint32_t p = 0; p < w->all->cache->n_groups; p++)
         for (uint32_t l = 0; l < w->all->cache->groups[p].n_layouts; l++) {
             const uint64_t bytes = w->all->cache->layouts[p][l].page_bytes;

@@ -165,7 +165,7 @@ static void put_path(struct prefix_tree *t, uint32_t x, uint32_t length, struct 
         }
         previous = number;
     }
-    if (c->state_page_bytes) {
+    if (c->snapshot_bytes) {
         page_ref(c->pool, t->nodes[x].state);
         seq_put_state(s, t->nodes[x].state);
     }
@@ -335,16 +335,22 @@ static bool store_path(struct prefix_tree *t, struct tree_cursor *at, struct kv_
     return true;
 }
 
-/* Makes node x a hit point and stores the sequence's state there. */
+/* Makes node x a hit point and stores the sequence's state there. An exact tail takes a page for
+ * it, unless there is no room. The cursor pins the node. */
 static void store_hit_point(struct prefix_tree *t, uint32_t x, struct kv_seq *s) {
-    struct node *n = &t->nodes[x];
+    struct kv_cache *c = t->cache;
     uint32_t state;
-    n->hit_point = true;
-    if (n->state == NO_ADDR && t->cache->state_page_bytes && seq_get_state(s, &state)) {
-        page_store(t->cache->pool, state);
-        n->state = state;
-        n->resumed = t->clock;
-    }
+    t->nodes[x].hit_point = true;
+    if (t->nodes[x].state != NO_ADDR || !c->snapshot_bytes)
+        return;
+    if (seq_has_tail(s))
+        (void)tree_make_room(t, c->snapshot_bytes);
+    if (seq_snapshot_take(s, node_end(t, x), &state, NULL) != KVASIR_OK || state == NO_SNAPSHOT)
+        return;
+    page_store(c->pool, state);
+    page_unref(c->pool, state);
+    t->nodes[x].state = state;
+    t->nodes[x].resumed = t->clock;
 }
 
 /* Whether page `number` is encoded when it is full: before that it is nothing to store. */
@@ -363,7 +369,8 @@ void tree_store_until(struct prefix_tree *t, struct tree_cursor *at, struct kv_s
     const bool can = at->node != TREE_NOWHERE && seq_is_plain(s);
     if (can && !store_path(t, at, s, end, expires))
         t->stats.rejections++;
-    else if (can && hit_point && node_end(t, at->node) == length && !is_root(t, at->node))
+    else if (can && hit_point && node_end(t, at->node) == end && !is_root(t, at->node) &&
+             (end == length || seq_has_tail(s)))
         store_hit_point(t, at->node, s);
     tree_keep_limits(t);
 }
@@ -428,6 +435,6 @@ void tree_each_page(const struct prefix_tree *t, tree_page_fn *fn, void *user) {
                 fn(user, page->addr, c->layouts[g][page->layout].page_bytes);
         }
         if (t->nodes[x].state != NO_ADDR)
-            fn(user, t->nodes[x].state, c->state_page_bytes);
+            fn(user, t->nodes[x].state, c->snapshot_bytes);
     }
 }

@@ -21,12 +21,13 @@
  * gets references to the pages. Only a page that it shares in part is copied, when it continues.
  *
  * A hit point is a node at which a stored sequence ended: all its tokens are in the tree, and so is
- * its state. With recurrent layers, hits can end only there.
+ * its state. With recurrent layers or an exact tail, hits can end only there: that state is a
+ * snapshot (seq_snapshot.c) of both.
  *
- * A tree belongs to one cache and so to one context: model, formats, RoPE variant, max size, keep
- * and exact start are the same for everything in it. So they are not part of the key, which is a
- * salt and the tokens. Prompt-cache files outlive a context, so they carry the model's fingerprint,
- * formats and rotation, which are checked when a file is read.
+ * A tree belongs to one cache and so to one context: model, formats, RoPE variant, max size, keep,
+ * exact start and exact tail are the same for everything in it. So they are not part of the key,
+ * which is a salt and the tokens. Prompt-cache files outlive a context, so they carry the model's
+ * fingerprint, formats and rotation, which are checked when a file is read.
  *
  * Invariants (tests/sim/tree.c, tests/unit/test_traps.c and test_tree_limits.c try to break them)
  *   TREE-1  A node's pages hold the encoding of its tokens, after those of its path: the same
@@ -111,7 +112,7 @@ uint32_t tree_common_elsewhere(const struct prefix_tree *t, const void *salt, si
                                const int32_t *tokens, uint32_t n);
 
 /* Stores the full pages that the sequence has computed after *at. With hit_point stores all of
- * its tokens and the recurrent layers' state: hits may end there. If the tree already has a
+ * its tokens and what seq_snapshot_take has of it: hits may end there. If the tree already has a
  * page, the sequence takes the tree's and drops its own. If there is no room even after
  * eviction, the rest is not stored, and that counts as a rejection. All of the path lives until
  * `expires` at least (TREE-8). */

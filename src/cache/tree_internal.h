@@ -27,7 +27,7 @@ struct node {
     uint8_t heap;           /* its heap (enum candidate) */
     uint32_t pins;          /* cursors at this node */
     uint32_t heap_at;       /* index in its heap, or NO_NODE */
-    uint32_t state;         /* page of the state after its last token, or NO_ADDR */
+    uint32_t state;         /* page of the snapshot after its last token, or NO_ADDR */
     uint32_t uses;          /* requests that went through it since it was stored */
     bool abandoned;         /* see node_abandon_rest */
     uint8_t offered;        /* tiers that were given its page, or that it came from: a bit each */

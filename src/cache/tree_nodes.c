@@ -176,7 +176,7 @@ void node_keep(struct prefix_tree *t, uint32_t x, uint64_t expires) {
 
 uint64_t node_held_bytes(const struct prefix_tree *t, uint32_t x) {
     const struct kv_cache *c = t->cache;
-    uint64_t bytes = t->nodes[x].state == NO_ADDR ? 0 : c->state_page_bytes;
+    uint64_t bytes = t->nodes[x].state == NO_ADDR ? 0 : c->snapshot_bytes;
     for (uint32_t g = 0; g < c->n_groups; g++) {
         const struct kv_page *page = node_page(t, x, g);
         bytes += page->addr == NO_ADDR ? 0 : c->layouts[g][page->layout].page_bytes;

@@ -18,7 +18,7 @@ static bool is_useless(const struct prefix_tree *t, uint32_t x) {
     for (uint32_t g = 0; g < t->cache->n_groups; g++)
         if (node_page(t, x, g)->addr == NO_ADDR)
             return true;
-    return t->cache->state_page_bytes && t->nodes[x].state == NO_ADDR;
+    return t->cache->snapshot_bytes && t->nodes[x].state == NO_ADDR;
 }
 
 /* Let G be the mean age at which pages are used again. The chance that a page is used again

@@ -30,7 +30,7 @@ static void gaps_pass(const struct prefix_tree *t, struct gaps *gaps, uint32_t x
 static bool serves(const struct prefix_tree *t, const struct gaps *gaps, uint32_t x,
                    uint32_t length) {
     const struct kv_cache *c = t->cache;
-    if (c->state_page_bytes && (length < node_end(t, x) || t->nodes[x].state == NO_ADDR))
+    if (c->snapshot_bytes && (length < node_end(t, x) || t->nodes[x].state == NO_ADDR))
         return false;
     for (uint32_t g = 0; g < c->n_groups; g++) {
         if (gaps->now[g] >= (int64_t)first_held(&c->groups[g], length))
@@ -106,7 +106,7 @@ static kvasir_miss why_unusable(const struct prefix_tree *t, const struct walk *
             above = min_u32(above, number);
         }
     }
-    return c->state_page_bytes ? KVASIR_MISS_STATE : KVASIR_MISS_FORMATS;
+    return c->snapshot_bytes ? KVASIR_MISS_STATE : KVASIR_MISS_FORMATS;
 }
 
 /* What the tree has after the walk instead of the prompt's next token; -1: nothing. */

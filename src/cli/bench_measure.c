@@ -96,12 +96,10 @@ static uint32_t own_tokens(const struct number_list *depths, size_t i) {
 /* For the bases of all depths, a fork of each of one depth, and the seed. */
 static uint64_t cache_bytes(const struct bench *b, const kvasir_context_options *o) {
     const struct number_list *depths = &b->r->a->depths;
-    uint64_t all = lab_sequence_bytes(b->model, o->kv_bits, o->kv_group_size, SEED_TOKENS);
+    uint64_t all = lab_sequence_bytes(b->model, o, SEED_TOKENS);
     for (size_t i = 0; i < depths->n; i++)
-        all += b->batch_max *
-               lab_sequence_bytes(b->model, o->kv_bits, o->kv_group_size, own_tokens(depths, i));
-    return all + (b->batch_max + 1) *
-                     lab_sequence_bytes(b->model, o->kv_bits, o->kv_group_size, b->tokens_max);
+        all += b->batch_max * lab_sequence_bytes(b->model, o, own_tokens(depths, i));
+    return all + (b->batch_max + 1) * lab_sequence_bytes(b->model, o, b->tokens_max);
 }
 
 static int make_side(struct bench *b, size_t format) {

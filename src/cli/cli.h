@@ -241,6 +241,10 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .offset = offsetof(type, context.kv_group_size),                                              \
      .shown = "64 if it divides the head size, else 32",                                           \
      .help = "values that share a scale and a bias: 32, 64 or 128; one for both, or K,V"},         \
+    {.name = "--kv-exact-tail", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,               \
+     .offset = offsetof(type, context.kv_exact_tail),                                              \
+     .help = "with r and t formats: each token sees the last N tokens in f16, besides its own "    \
+             "page; N is rounded up to a multiple of 64"},                                         \
     {.name = "--key-centre", .value = "C", .kind = OPTION_TEXT,                                    \
      .offset = offsetof(type, context.key_centre),                                                 \
      .help = "constant part of keys that a quantized cache need not store: bias (the model's key " \
@@ -299,7 +303,8 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
 #define CACHE_OPTIONS(type)                                                                        \
     CONTEXT_OPTIONS(type, cache.options),                                                          \
     SNAPSHOT_OPTION(type, cache.options, "0, none",                                                \
-        "keep the state of recurrent layers every N tokens (whole pages), for later trims"),       \
+        "keep the state of recurrent layers and the exact tail every N tokens (whole pages), "     \
+        "for later trims"),                                                                        \
     {.name = "--cache-mb", .value = "N", .kind = OPTION_U64, .max = 1 << 30,                       \
      .offset = offsetof(type, cache.cache_mib), .shown = "from --ctx and free memory",             \
      .help = "memory for the cache's pages, in MiB"}
@@ -307,8 +312,8 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
 #define ENGINE_OPTIONS(type, engine)                                                               \
     CONTEXT_OPTIONS(type, engine.options.context),                                                 \
     SNAPSHOT_OPTION(type, engine.options.context, "0, every 1,024",                                \
-        "keep the state of recurrent layers every N tokens (whole pages), so that other "          \
-        "requests can resume there"),                                                              \
+        "keep the state of recurrent layers and the exact tail every N tokens (whole pages), so "  \
+        "that other requests can resume there"),                                                   \
     {.name = "--cache-memory-mb", .value = "N", .kind = OPTION_U64, .max = 1 << 30,                \
      .offset = offsetof(type, engine.memory_mib), .shown = "from --cache-memory-percent",          \
      .help = "memory for the whole cache, in MiB: running sequences and stored prefixes"},         \

@@ -104,7 +104,11 @@ static const char *const SENTENCES[] = {
                                     "of {0} tokens",
     [KVASIR_FACT_WINDOW_KEPT] = "--max-kv-size {0}: layers with a window keep their own of {1} "
                                 "tokens",
-    [KVASIR_FACT_SNAPSHOT_UNUSED] = "--snapshot-tokens has no effect: no layer is recurrent",
+    [KVASIR_FACT_SNAPSHOT_UNUSED] = "--snapshot-tokens has no effect: no layer is recurrent, and "
+                                    "there is no exact tail",
+    [KVASIR_FACT_TAIL_UNUSED] = "--kv-exact-tail has no effect: the cache is not quantized",
+    [KVASIR_FACT_TAIL_EXACT] = "--kv-exact-tail: the last {0} tokens are kept as f16, too: {1:b} a "
+                               "token",
     [KVASIR_FACT_CENTRE_UNUSED] = "--key-centre has no effect: keys are not quantized",
     [KVASIR_FACT_CENTRE_NOTHING] = "--key-centre has no effect: the constants in {0:c} are too "
                                    "small to help",

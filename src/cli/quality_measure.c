@@ -184,8 +184,7 @@ static int run_step(struct measure *m, struct side *s, size_t n) {
     if (kvasir_seq_eval(s->seq, m->ids + m->at, n, &eval, &err) || interrupted())
         return library(m, &err);
     s->seconds += clock_seconds() - start - m->comparing;
-    if (m->at == 0)
-        s->run->page_bytes = kvasir_seq_bytes(s->seq) - s->run->info.state_bytes;
+    s->run->page_bytes = lab_page_bytes(s->ctx);
     return EXIT_GOOD;
 }
 

@@ -176,6 +176,11 @@ static kvasir_status settle_lengths(const struct kvasir_model *m, const kvasir_c
     return KVASIR_OK;
 }
 
+/* Whether sequences have an exact tail: of pages that are encoded when they are full. */
+static bool has_tail(const struct settled *s) {
+    return s->cache.exact_tail && kv_format_whole(s->cache.k);
+}
+
 /* Adds facts: what options cost, and which have no effect for this model. */
 static void find_unused(const struct kvasir_model *m, const kvasir_context_options *o,
                         struct settled *s) {
@@ -188,12 +193,17 @@ static void find_unused(const struct kvasir_model *m, const kvasir_context_optio
     else if (start)
         settled_fact(s, KVASIR_FACT_START_EXACT, start, s->kv_bytes_per_token16,
                      s->kv_bytes_per_token, 0);
+    if (o->kv_exact_tail && !has_tail(s))
+        settled_fact(s, KVASIR_FACT_TAIL_UNUSED, 0, 0, 0, 0);
+    else if (o->kv_exact_tail)
+        settled_fact(s, KVASIR_FACT_TAIL_EXACT, round_up(s->cache.exact_tail, TILE_TOKENS),
+                     s->kv_bytes_per_token16, 0, 0);
     if (o->max_kv_size && window)
         settled_fact(s, KVASIR_FACT_MAX_SIZE_UNUSED, window, 0, 0, 0);
     else if (o->max_kv_size && model_config(m->model)->window)
         settled_fact(s, KVASIR_FACT_WINDOW_KEPT, o->max_kv_size, model_config(m->model)->window, 0,
                      0);
-    if (o->snapshot_tokens && !s->cache.state_bytes)
+    if (o->snapshot_tokens && !s->cache.state_bytes && !has_tail(s))
         settled_fact(s, KVASIR_FACT_SNAPSHOT_UNUSED, 0, 0, 0, 0);
 }
 
@@ -223,7 +233,7 @@ const struct sized_struct SIZED_CONTEXT = {
     .field = "context.struct_size",
     .size = sizeof(kvasir_context_options),
 };
-_Static_assert(sizeof(kvasir_context_options) == 104,
+_Static_assert(sizeof(kvasir_context_options) == 112,
                "later fields begin here at the earliest (struct_size.h)");
 static const kvasir_context_options DEFAULTS = {.struct_size = sizeof(kvasir_context_options),
                                                 .kv_bits = "8,4",
@@ -264,7 +274,8 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
         TRY(settle_formats(o, s, err));
     s->cache.quantized_start = o->like ? 0 : o->quantized_kv_start;
     s->cache.state_bytes = model_state_bytes(m->model);
-    if (s->cache.state_bytes)
+    s->cache.exact_tail = o->like ? 0 : o->kv_exact_tail;
+    if (s->cache.state_bytes || has_tail(s))
         s->snapshot_tokens = (uint32_t)round_up(o->snapshot_tokens, TILE_TOKENS);
     if (o->like)
         prompt_cache_shape(o->like, s->shapes, &s->cache.max_size, &s->cache.keep);
@@ -275,6 +286,8 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     TRY(formats_token_bytes(s->shapes, s->n_groups, &s->cache, &s->kv_bytes_per_token, err));
     TRY(kvasir_model_kv_bytes(m, "f16", NULL, &s->kv_bytes_per_token16, err));
     TRY(settle_lengths(m, o, device, s, err));
+    if (!s->visible) /* a longer one is the same */
+        s->cache.exact_tail = min_u32(s->cache.exact_tail, s->ctx);
     find_unused(m, o, s);
     return KVASIR_OK;
 }

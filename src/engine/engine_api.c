@@ -340,8 +340,8 @@ static kvasir_status settle_running(struct kvasir_engine *e, const kvasir_engine
 }
 
 static kvasir_status make_scheduler(struct kvasir_engine *e, kvasir_error *err) {
-    /* States of recurrent layers: every so many tokens by default; more near the ends of prompts if
-     * the budget holds so many. */
+    /* States of recurrent layers, exact tails: every so many tokens by default; more near the ends
+     * of prompts if the budget holds so many. */
     enum { POINTS_TOKENS = 16 * TILE_TOKENS, MANY_STATES = 256 };
     const struct settled *s = &e->ctx->options;
     const uint64_t budget = kv_pool_stats(kv_cache_pool(e->ctx->cache)).budget_bytes;
@@ -351,7 +351,7 @@ static kvasir_status make_scheduler(struct kvasir_engine *e, kvasir_error *err) 
         .step_rows = s->prefill_chunk,
         .step_seconds = e->target_step_ms / 1e3,
         .snapshot_tokens = s->snapshot_tokens ? s->snapshot_tokens : POINTS_TOKENS,
-        .points_near_ends = s->cache.state_bytes <= budget / MANY_STATES};
+        .points_near_ends = kv_cache_snapshot_bytes(e->ctx->cache) <= budget / MANY_STATES};
     const struct sched_host host = request_host(e);
     kv_cache_keep_ready(e->ctx->cache, e->max_running, bytes_in_tiers(e));
     return sched_create(e->ctx->cache, e->tree, &options, &host, &e->sched, err);

@@ -6,7 +6,7 @@
  *              type, shape, groups, and three samples of 64 bytes (start, middle, end) of its
  *              data, its scales and its biases
  *     context  model, formats of K and V with the versions of their storage order and arithmetic,
- *              exact start, rotation, activations' rounding, centres, hashes of bases
+ *              exact start, exact tail, rotation, activations' rounding, centres, hashes of bases
  *
  * Each is written as text and bytes, starting with a version, and hashed by XXH3 to 64 bits. Not
  * included: threads, chunks and the budget, which change no bit, and the tier, which changes float
@@ -196,6 +196,9 @@ bool fingerprint_put_context(struct text_buf *b, const struct kvasir_context *c,
                            v.scalar) &&
                (k.kind == KV_ROWS || text_printf(b, "kind %d %d\n", k.kind, v.kind));
     }
+    const uint32_t tail = kv_cache_tail_pages(c->cache);
+    if (tail) /* rows depend on what the queries of earlier layers saw */
+        good = good && text_printf(b, "tail %u\n", tail);
     return good && put_variant(b, c) && put_centres(b, c->centres ? &c->centres->centre : NULL) &&
            put_bases(b, c);
 }

@@ -574,6 +574,7 @@ kvasir_status prompt_load_commit(const struct prompt_load *l, struct kv_seq *seq
     ASSERT(at + rows <= l->p->offset);
     if (last && l->state)
         seq_write_state(seq, l->state);
+    seq_fill_tail(seq);
     seq_commit(seq, l->p->tokens + at, rows);
     return last ? end_load(l, seq, err) : KVASIR_OK;
 }

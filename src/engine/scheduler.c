@@ -18,7 +18,7 @@ kvasir_status sched_create(struct kv_cache *cache, struct prefix_tree *tree,
     s->room = kv_pool_stats(s->pool).budget_bytes - kv_pool_stats(s->pool).charged_bytes;
     s->options = *options;
     s->host = *host;
-    s->recurrent = kv_cache_is_recurrent(cache);
+    s->by_snapshot = kv_cache_snapshot_bytes(cache) != 0;
     s->whole = kv_cache_is_whole(cache);
     s->changes = 1;
     s->pace = (struct pace){options->step_seconds, options->step_rows, options->step_rows};
@@ -264,7 +264,7 @@ static bool waits_on_prefix(struct sched *s, struct task *t) {
             continue;
         t->waits_for = r->order + 1;
         t->waits_until = until;
-        /* Recurrent layers need the state there. */
+        /* Recurrent layers and an exact tail need the state there. */
         if (r->hit_point <= length || until < r->hit_point)
             r->hit_point = until;
         return true;

@@ -24,8 +24,8 @@ struct sched {
     uint64_t next_order, admissions;
     uint64_t changes;     /* times that a task left the waiting or the running ones */
     uint64_t no_place_at; /* all places were taken then */
-    bool recurrent;
-    bool whole; /* pages are encoded when they are full (kv_cache_is_whole) */
+    bool by_snapshot;     /* hits end at snapshots (kv_cache_snapshot_bytes) */
+    bool whole;           /* pages are encoded when they are full (kv_cache_is_whole) */
     struct sched_stats stats;
 };
 
@@ -47,7 +47,7 @@ static inline bool is_loading(const struct task *t) {
 
 /* SCHED-2: sets `rows` of all running tasks. */
 void rows_distribute(struct sched *s);
-/* Recurrent layers: whether the tree is to store the task's state at this length. */
+/* Recurrent layers, an exact tail: whether the tree is to store the task's state at this length. */
 bool rows_end_at_point(const struct sched *s, const struct task *t, uint32_t length);
 
 #endif

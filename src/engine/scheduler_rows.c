@@ -13,14 +13,14 @@ static bool ends_at_page_point(const struct sched *s, const struct task *t, uint
                                uint32_t end) {
     const uint32_t point = page_point(s, t);
     return at < point && point < end &&
-           (s->recurrent || kv_cache_outruns(s->cache, at, point, end));
+           (s->by_snapshot || kv_cache_outruns(s->cache, at, point, end));
 }
 
 static uint32_t nearer(uint32_t next, uint32_t point, uint32_t at) {
     return point > at && point < next ? point : next;
 }
 
-/* Recurrent layers: the next length after `at` at which the tree is to store their state;
+/* If hits end at snapshots: the next length after `at` at which the tree is to store one;
  * UINT32_MAX: none. The end of a prompt is where the next one differs most often (an agent's
  * reminder moves, a question is asked again in other words), so points are closer there: whole
  * pages 1, 2, 4 ... pages apart, counted from the end. */
@@ -40,7 +40,8 @@ static uint32_t next_point(const struct sched *s, const struct task *t, uint32_t
 }
 
 bool rows_end_at_point(const struct sched *s, const struct task *t, uint32_t length) {
-    return s->recurrent && is_stored(s, t) && length > 0 && next_point(s, t, length - 1) == length;
+    return s->by_snapshot && is_stored(s, t) && length > 0 &&
+           next_point(s, t, length - 1) == length;
 }
 
 /* Rows until the next point, or all that the task's tokens need. */
@@ -51,7 +52,7 @@ static uint32_t rows_left(const struct sched *s, const struct task *t) {
         return end - at;
     if (ends_at_page_point(s, t, at, end))
         end = page_point(s, t);
-    if (s->recurrent)
+    if (s->by_snapshot)
         end = min_u32(end, next_point(s, t, at));
     return end - at;
 }

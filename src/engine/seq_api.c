@@ -111,8 +111,10 @@ kvasir_status seq_check_length(const struct kvasir_seq *s, size_t n, kvasir_erro
 }
 
 uint32_t seq_snapshots_until(const struct kvasir_seq *s, uint32_t length) {
-    const uint32_t every = s->ctx->options.snapshot_tokens;
-    return every ? (length - 1) / every - seq_length(s->seq) / every : 0;
+    /* A state is copied by the step after its snapshot, an exact tail at once. */
+    const uint32_t every = s->ctx->options.snapshot_tokens,
+                   last = kv_cache_tail_pages(s->ctx->cache) ? length : length - 1;
+    return every ? last / every - seq_length(s->seq) / every : 0;
 }
 
 static kvasir_status check_room(const struct kvasir_seq *s, size_t n, uint32_t step,

@@ -103,10 +103,12 @@ enum { LAB_PAGE_TOKENS = 64 };
 kvasir_status lab_extend(kvasir_seq *seq, const kvasir_seq *from, uint32_t length,
                          kvasir_error *err);
 
-/* At least what a sequence of so many tokens takes of a context's cache_bytes, for formats as in
- * kvasir_context_options; in windows, too, all tokens are counted. */
-uint64_t lab_sequence_bytes(const kvasir_model *model, const char *kv_bits,
-                            const char *kv_group_size, uint32_t tokens);
+/* At least what a sequence of so many tokens takes of a context's cache_bytes, with these formats
+ * and exact tail; in windows, too, all tokens are counted. */
+uint64_t lab_sequence_bytes(const kvasir_model *model, const kvasir_context_options *options,
+                            uint32_t tokens);
+/* Bytes of a full page in the context's formats, of all layer groups together. */
+uint64_t lab_page_bytes(const kvasir_context *ctx);
 
 /* `tokens` more tokens of each of `seqs` sequences that hold `position` tokens each. */
 typedef struct lab_run {

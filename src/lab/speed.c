@@ -106,23 +106,31 @@ kvasir_status lab_extend(kvasir_seq *seq, const kvasir_seq *from, uint32_t lengt
     return status;
 }
 
-uint64_t lab_sequence_bytes(const kvasir_model *model, const char *kv_bits,
-                            const char *kv_group_size, uint32_t tokens) {
+uint64_t lab_page_bytes(const kvasir_context *ctx) {
+    uint64_t bytes = 0;
+    for (uint32_t g = 0; g < ctx->n_groups; g++)
+        bytes += kv_cache_layout(ctx->cache, g, true)->page_bytes;
+    return bytes;
+}
+
+uint64_t lab_sequence_bytes(const kvasir_model *model, const kvasir_context_options *o,
+                            uint32_t tokens) {
     enum { SPARE_PAGES = 4, SHADOWS = 4 }; /* copied ones, and its tables; of a step of 128 rows */
     uint64_t bytes;
     /* Layers that no group size fits stay f16 in a context. */
-    if (kvasir_model_kv_bytes(model, kv_bits, kv_group_size, &bytes, NULL) != KVASIR_OK &&
+    if (kvasir_model_kv_bytes(model, o->kv_bits, o->kv_group_size, &bytes, NULL) != KVASIR_OK &&
         kvasir_model_kv_bytes(model, "f16", NULL, &bytes, NULL) != KVASIR_OK)
         bytes = 0; /* a model without attention */
-    const uint64_t pages = tokens / TILE_TOKENS + 1 + SPARE_PAGES;
+    const uint64_t pages = tokens / TILE_TOKENS + 1 + SPARE_PAGES,
+                   tail = min_u32(tokens, o->kv_exact_tail) / TILE_TOKENS + 1;
     struct kv_format k, v;
     uint64_t shadow = 0;
-    if (kv_format_parse_pair(kv_bits, &k, &v, NULL) == KVASIR_OK && kv_format_whole(k) &&
+    if (kv_format_parse_pair(o->kv_bits, &k, &v, NULL) == KVASIR_OK && kv_format_whole(k) &&
         kvasir_model_kv_bytes(model, "f16", NULL, &shadow, NULL) != KVASIR_OK)
         shadow = 0;
     const uint64_t units = CACHE_GROUPS_MAX * (uint64_t)PAGE_ADDR_UNIT; /* each page rounds up */
     return pages * (TILE_TOKENS * bytes + units) +
-           SHADOWS * (shadow ? TILE_TOKENS * shadow + units : 0) +
+           (SHADOWS + tail) * (shadow ? TILE_TOKENS * shadow + units : 0) +
            2 * model_state_bytes(model->model);
 }
 

@@ -210,6 +210,16 @@ for l in o["lengths"]:
     assert l["need_bytes"] >= l["bytes"]
     assert l["at_once"] == (o["cache_budget_bytes"] - o["step_bytes"]) // l["need_bytes"]
 PY
+# An exact tail: so many more pages at 16 bits, of formats that have shadows.
+plan --kv-bits t4 && cp out without
+plan --kv-bits t4 --kv-exact-tail 100
+python3 - <<'PY' || die "an exact tail in --dry-run"
+import json
+was, now = (json.load(open(f)) for f in ("without", "out"))
+for a, b in zip(was["lengths"], now["lengths"]):
+    assert b["bytes"] - a["bytes"] == 2 * 64 * 4 * 2 * 64 * 4, (a, b)
+PY
+s '--kv-exact-tail: needs pages that are encoded' -m "$tiny" --kv-exact-tail 64 --dry-run -q
 # A budget that holds less than the context: fit_tokens is the longest sequence that fits.
 plan --cache-memory-mb 3 --prefill-chunk 32 --ctx 4096
 fit=$(json fit_tokens)

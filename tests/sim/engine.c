@@ -139,13 +139,13 @@ static struct sim_coverage coverage;
 
 static void print_program(const struct program *p) {
     const kvasir_context_options *o = &p->options;
-    printf("  model %s, kv_bits %s, group %s, centre %s, start %u, max_kv_size %u, keep %u, chunk "
-           "%u, threads %d, tier %s, act_bits %d, budget %llu, running %u, points every %u%s, %s\n",
+    printf("  model %s, kv_bits %s, group %s, centre %s, start %u, tail %u, max %u, keep %u, chunk "
+           "%u, threads %d, tier %s, act %d, budget %llu, running %u, points every %u%s, %s\n",
            SIM_MODELS[p->w->choice.model], o->kv_bits, o->kv_group_size ? o->kv_group_size : "-",
-           o->key_centre, o->quantized_kv_start, o->max_kv_size, o->kv_keep, o->prefill_chunk,
-           o->threads, o->cpu_tier, o->act_bits, (unsigned long long)o->cache_bytes,
-           p->sched.max_running, p->sched.snapshot_tokens, p->no_tree ? ", no tree" : "",
-           policy_name(p->sched.policy));
+           o->key_centre, o->quantized_kv_start, o->kv_exact_tail, o->max_kv_size, o->kv_keep,
+           o->prefill_chunk, o->threads, o->cpu_tier, o->act_bits,
+           (unsigned long long)o->cache_bytes, p->sched.max_running, p->sched.snapshot_tokens,
+           p->no_tree ? ", no tree" : "", policy_name(p->sched.policy));
     for (uint32_t i = 0; i < p->n_ops; i++)
         printf("  %-14s %u %u %u %u\n", OP_NAMES[p->ops[i].kind], p->ops[i].a, p->ops[i].b,
                p->ops[i].c, p->ops[i].d);

@@ -35,6 +35,12 @@ enum { N_FORMATS = sizeof FORMATS / sizeof *FORMATS, FIRST_CODES = 3 };
 static const char *const KINDS[] = {"", "r", "t"};
 enum { N_KINDS = sizeof KINDS / sizeof *KINDS };
 
+/* Of the rows of such tables every other one has an exact tail of so many tokens. */
+enum { TAIL = 64 };
+static uint32_t tail_of(int kind, int k) {
+    return kind && k % 2 == 0 ? TAIL : 0;
+}
+
 static const struct shape {
     const char *name, *model;
     uint32_t max_kv_size, kv_keep;
@@ -57,6 +63,7 @@ static unsigned long cells, refused, differing;
 struct world {
     const struct shape *shape;
     const char *kind, *k, *v;
+    uint32_t tail; /* tokens of the exact tail */
     kvasir_model *model;
     kvasir_context *ctx;
     struct prefix_tree *tree;
@@ -188,8 +195,9 @@ static char run_cells(struct world *w, enum start start, bool in_batch) {
     kvasir_seq_destroy(s);
     cells += 2;
     if (status != KVASIR_OK || (exact && !same)) {
-        printf("%s, K %s%s, V %s, beginning %d, %s: %s\n", w->shape->name, w->kind, w->k, w->v,
-               start, in_batch ? "in a batch" : "alone", status ? err.text : "other logits");
+        printf("%s, K %s%s, V %s, tail %u, beginning %d, %s: %s\n", w->shape->name, w->kind, w->k,
+               w->v, w->tail, start, in_batch ? "in a batch" : "alone",
+               status ? err.text : "other logits");
         refused += status != KVASIR_OK;
         differing += status == KVASIR_OK;
         return '!';
@@ -210,6 +218,7 @@ static void open_world(struct world *w) {
     uint32_t n;
     snprintf(bits, sizeof bits, "%s%s,%s", w->kind, w->k, w->v);
     o.kv_bits = bits;
+    o.kv_exact_tail = w->tail;
     o.key_centre = "off"; /* mlx-lm's files cannot hold centres */
     o.max_kv_size = w->shape->max_kv_size;
     o.kv_keep = w->shape->kv_keep;
@@ -282,10 +291,15 @@ static void print_head(FILE *out) {
             "restored and K or V alone is\n  quantized: no class of mlx-lm holds such a cache, so "
             "it is saved as f32 (`kvasir_seq_requantize`) and converted as\n  it is loaded; or if "
             "pages are encoded when they are full (`r`, `t`): their rows are saved as f16.\n"
-            "* `!` refused, or other logits. No combination has this mark.\n");
+            "* `!` refused, or other logits. No combination has this mark.\n"
+            "\n"
+            "Rows with a tail have `--kv-exact-tail %d`.\n",
+            TAIL);
 }
 
-static void print_table(struct world *w, int first, FILE *out) {
+static void print_table(struct world *w, int kind, FILE *out) {
+    const int first = kind ? FIRST_CODES : 0;
+    w->kind = KINDS[kind];
     fprintf(out, "\n| K \\ V |");
     for (int v = first; v < N_FORMATS; v++)
         fprintf(out, " %s |", FORMATS[v]);
@@ -293,7 +307,8 @@ static void print_table(struct world *w, int first, FILE *out) {
     for (int v = first; v < N_FORMATS; v++)
         fputs("---|", out);
     for (int k = first; k < N_FORMATS; k++) {
-        fprintf(out, "\n| **%s%s** |", w->kind, FORMATS[k]);
+        w->tail = tail_of(kind, k);
+        fprintf(out, "\n| **%s%s**%s |", w->kind, FORMATS[k], w->tail ? ", tail" : "");
         for (int v = first; v < N_FORMATS; v++) {
             w->k = FORMATS[k];
             w->v = FORMATS[v];
@@ -310,10 +325,8 @@ static void print_shape(struct world *w, FILE *out) {
     w->kind = w->k = w->v = "-";
     must(w, kvasir_model_open(path, &w->model, &err), &err);
     fprintf(out, "\n## Cache: %s\n", w->shape->name);
-    for (int kind = 0; kind < N_KINDS; kind++) {
-        w->kind = KINDS[kind];
-        print_table(w, kind ? FIRST_CODES : 0, out);
-    }
+    for (int kind = 0; kind < N_KINDS; kind++)
+        print_table(w, kind, out);
     kvasir_model_close(w->model);
 }
 

@@ -35,6 +35,7 @@ struct sim_world sim_world_make(const struct sim_models *s, uint64_t seed,
     const bool centred =
         w.format == FORMAT_8_4_CENTRED || (can && w.format != FORMAT_8_4 && random_below(2));
     o->key_centre = centred ? s->centres[w.model] : "off";
+    o->kv_exact_tail = strchr("rt", o->kv_bits[0]) ? TILE_TOKENS * random_below(4) : 0;
     o->max_kv_size = o->kv_keep = 0;
     if (w.rotation == ROTATION_NONE)
         return w;

@@ -44,7 +44,8 @@ struct sim_world {
     enum sim_format format;
     enum sim_rotation rotation;
 };
-/* Sets kv_bits, key_centre, max_kv_size and kv_keep of the options; a function of the seed. */
+/* Sets kv_bits, kv_exact_tail (if that is possible), key_centre, max_kv_size and kv_keep of the
+ * options; a function of the seed. */
 struct sim_world sim_world_make(const struct sim_models *s, uint64_t seed,
                                 kvasir_context_options *o);
 

@@ -78,8 +78,17 @@ static uint8_t *host_of(const struct world *w, uint32_t addr, uint64_t bytes) {
     return w->backend->ops->arena_host(w->backend, pool_arena(w->cache->pool), addr, bytes);
 }
 
+/* The page of the sequence's state; false: it has none. */
+static bool get_state(struct kv_seq *s, const struct world *w, uint32_t *addr) {
+    assert_int_equal(seq_snapshot_take(s, seq_length(s), addr, NULL), KVASIR_OK);
+    if (*addr == NO_SNAPSHOT)
+        return false;
+    page_unref(w->cache->pool, *addr); /* which the sequence holds, too */
+    return true;
+}
+
 /* What the device would have computed: the page that ends at the sequence's length. */
-static void fill(const struct world *w, const struct kv_seq *s, uint32_t prompt) {
+static void fill(const struct world *w, struct kv_seq *s, uint32_t prompt) {
     const uint32_t number = seq_length(s) / TILE_TOKENS - 1;
     struct kv_page page;
     for (uint32_t g = 0; g < w->cache->n_groups; g++) {
@@ -87,13 +96,13 @@ static void fill(const struct world *w, const struct kv_seq *s, uint32_t prompt)
         assert_true(seq_get_page(s, g, number, &page));
         bytes_of(prompt, g, number, host_of(w, page.addr, bytes), bytes);
     }
-    if (seq_get_state(s, &page.addr))
+    if (get_state(s, w, &page.addr))
         bytes_of(prompt, 9, number, host_of(w, page.addr, w->cache->state_page_bytes),
                  w->cache->state_page_bytes);
 }
 
 /* Every page and state that the sequence holds has its bytes. Returns how many. */
-static uint32_t check(const struct world *w, const struct kv_seq *s, uint32_t prompt) {
+static uint32_t check(const struct world *w, struct kv_seq *s, uint32_t prompt) {
     static uint8_t want[1 << 20];
     uint32_t seen = 0;
     struct kv_page page;
@@ -106,7 +115,7 @@ static uint32_t check(const struct world *w, const struct kv_seq *s, uint32_t pr
             assert_memory_equal(host_of(w, page.addr, bytes), want, bytes);
             seen++;
         }
-    if (seq_get_state(s, &page.addr) && seq_length(s)) {
+    if (get_state(s, w, &page.addr) && seq_length(s)) {
         bytes_of(prompt, 9, seq_length(s) / TILE_TOKENS - 1, want, w->cache->state_page_bytes);
         assert_memory_equal(host_of(w, page.addr, w->cache->state_page_bytes), want,
                             w->cache->state_page_bytes);

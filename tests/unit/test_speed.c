@@ -78,7 +78,7 @@ static kvasir_context *open_context(const kvasir_model *m, uint32_t chunk) {
     o.threads = 1;
     o.ctx = 1024;
     o.prefill_chunk = chunk;
-    o.cache_bytes = 4 * lab_sequence_bytes(m, o.kv_bits, NULL, o.ctx);
+    o.cache_bytes = 4 * lab_sequence_bytes(m, &o, o.ctx);
     need(kvasir_context_create(m, &o, &c, &err));
     return c;
 }

@@ -136,7 +136,7 @@ static void put_away(struct world *w, struct found *f, bool store) {
 static uint32_t request(struct world *w, const int32_t *tokens, uint32_t n) {
     struct found f = find(w, tokens, n);
     float logits[VOCAB];
-    if (kv_cache_is_recurrent(w->ctx->cache) && kvasir_seq_length(f.seq) < n - 1) {
+    if (kv_cache_snapshot_bytes(w->ctx->cache) && kvasir_seq_length(f.seq) < n - 1) {
         run(w, &f, tokens, n - 1, logits);
         tree_store(w->tree, &f.at, f.seq->seq, true);
     }
@@ -152,7 +152,7 @@ static uint32_t request(struct world *w, const int32_t *tokens, uint32_t n) {
 static uint32_t longest_hit(const struct world *w, uint32_t stored, uint32_t most) {
     const struct kv_cache *c = w->ctx->cache;
     for (uint32_t length = most < stored ? most : stored; length > 0; length--) {
-        bool good = !kv_cache_is_recurrent(c) || length == stored || length == stored - 1;
+        bool good = !kv_cache_snapshot_bytes(c) || length == stored || length == stored - 1;
         for (uint32_t g = 0; g < c->n_groups; g++)
             good = good && first_held(&c->groups[g], length) >= first_held(&c->groups[g], stored);
         if (good)

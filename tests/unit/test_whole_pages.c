@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pages that are encoded when they are full, and their shadows: what is stored and read back,
- * steps, trims, forks, other formats, budgets. Without a model: rows follow from their place. */
+/* Pages that are encoded when they are full, their shadows and the exact tail: what is stored and
+ * read back, steps, trims, snapshots, forks, other formats, budgets. Without a model: rows follow
+ * from their place. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,6 +14,7 @@
 #include <cmocka.h>
 
 enum { LAYERS = 2, HEADS = 2, DIM = 64, PAIRS = 4, STEP_MOST = 200 };
+enum { PAGE_16 = 2 * sizeof(uint16_t) * LAYERS * HEADS * DIM * TILE_TOKENS };
 
 static kvasir_error err;
 
@@ -282,10 +284,9 @@ static void test_fork(void **state) {
 }
 
 /* seq_need_bytes and what is used agree, and a step that does not fit changes nothing. */
-static void test_budget(void **state) {
-    (void)state;
-    const struct world w =
-        make_world("t4", "", (struct kv_cache_options){.budget_bytes = 200 << 10});
+static void run_budget(uint32_t tail) {
+    const struct world w = make_world(
+        "t4", "", (struct kv_cache_options){.budget_bytes = 400 << 10, .exact_tail = tail});
     struct kv_seq *s;
     need(seq_create(w.cache, &s, &err));
     uint32_t steps = 0;
@@ -309,6 +310,195 @@ static void test_budget(void **state) {
     }
     assert_true(steps >= 3);
     seq_destroy(s);
+    free_world(w);
+}
+
+static void test_budget(void **state) {
+    (void)state;
+    run_budget(0);
+    run_budget(100);
+}
+
+/* ---- the exact tail -------------------------------------------------------------------------- */
+
+/* Pages [first, end) and no others have shadows, with the rows that were stored: from a position on
+ * those of branch 1. */
+static void check_shadows(struct world w, const struct kv_seq *s, uint32_t first, uint32_t end,
+                          uint32_t branch_at, float most) {
+    float row[DIM], made[DIM];
+    uint8_t tile[DIM * TILE_TOKENS * 2];
+    struct kv_view view;
+    seq_view(s, 0, &view);
+    assert_int_equal(view.n_shadows, end - first);
+    for (uint32_t p = first * TILE_TOKENS; p < min_u32(end * TILE_TOKENS, seq_length(s)); p++)
+        for (uint32_t i = 0; i < LAYERS * HEADS * 2; i++) {
+            const struct row_place at = {i % 2 ? TILE_V : TILE_K, i / 2 / HEADS, i / 2 % HEADS, p};
+            const struct kv_page *page = kv_view_shadow(&view, p / TILE_TOKENS);
+            assert_non_null(page);
+            const struct page_layout *l = &view.layouts[page->layout];
+            const struct tile_layout *part = i % 2 ? &l->v : &l->k;
+            need(backend_arena_read(w.backend, view.arena,
+                                    page_offset(page->addr) +
+                                        page_tile(l, at.layer, at.head, at.part),
+                                    tile, part->bytes, &err));
+            tile_decode_row(part, tile, p % TILE_TOKENS, row);
+            page_row_to_plain(l, view.basis, &at, row);
+            if (at.part == TILE_K && l->centred)
+                key_centre_add(&CENTRE, at.layer, at.head, p, 1, row);
+            make_row(w, at.part, at.layer, at.head, p, p >= branch_at, made);
+            for (uint32_t d = 0; d < DIM; d++)
+                assert_true(fabsf(row[d] - made[d]) <= most);
+        }
+}
+
+static void test_tail(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct world w = make_world(i == 2 ? "r4" : "t4", "cb",
+                                          (struct kv_cache_options){.exact_tail = 65 + 63 * (i > 0),
+                                                                    .max_size = i == 1 ? 120 : 0});
+        struct kv_seq *s;
+        uint32_t at = 0;
+        assert_int_equal(kv_cache_tail_pages(w.cache), 2);
+        need(seq_create(w.cache, &s, &err));
+        static const uint32_t STEPS[] = {40, 24, 150, 1, 41, 1, 190, 64};
+        for (uint32_t j = 0; j < sizeof STEPS / sizeof *STEPS; j++) {
+            store(w, s, STEPS[j], 0);
+            at += STEPS[j];
+            const uint32_t page = at / TILE_TOKENS, tail = page < 2 ? 0 : page - 2,
+                           seen = i == 1 && at > 120 ? (at - 119) / TILE_TOKENS : 0;
+            check_shadows(w, s, max_u32(tail, seen), pages_for(at), UINT32_MAX, AT_16);
+            check(w, s, max_u32(seen, 1) * TILE_TOKENS, at, 0, AT_4);
+            assert_int_equal(seq_bytes(s), used(w));
+            assert_true(used(w) <= kv_cache_need_bytes(w.cache, at, 190));
+        }
+        seq_destroy(s);
+        free_world(w);
+    }
+}
+
+/* Pages of the exact start have their rows; whatever is longer than a sequence is all of it. */
+static void test_tail_start(void **state) {
+    (void)state;
+    const struct world w = make_world(
+        "t4", "c", (struct kv_cache_options){.exact_tail = 1 << 20, .quantized_start = 70});
+    struct kv_seq *s;
+    need(seq_create(w.cache, &s, &err));
+    store(w, s, 100, 0);
+    trim(s, 77, 77);
+    store(w, s, 123, 0);
+    store(w, s, 101, 0);
+    check(w, s, 0, 128, 0, AT_16);
+    check_shadows(w, s, 2, 5, UINT32_MAX, AT_16);
+    trim(s, 290, 290);
+    trim(s, 193, 193); /* all shadows are there */
+    check_shadows(w, s, 2, 4, UINT32_MAX, AT_16);
+    trim(s, 60, 60);
+    check_shadows(w, s, 0, 0, UINT32_MAX, AT_16);
+    seq_destroy(s);
+    free_world(w);
+}
+
+/* From a snapshot back into the exact start. */
+static void test_tail_start_trim(void **state) {
+    (void)state;
+    const struct world w =
+        make_world("t4", "b", (struct kv_cache_options){.exact_tail = 64, .quantized_start = 64});
+    struct kv_seq *s;
+    need(seq_create(w.cache, &s, &err));
+    store(w, s, 192, 0);
+    need(seq_snapshot(s, &err));
+    store(w, s, 100, 0);
+    trim(s, 250, 192);
+    trim(s, 60, 60);
+    assert_int_equal(used(w), PAGE_16); /* no snapshot is of use here */
+    store(w, s, 80, 1);
+    check(w, s, 0, 60, 0, AT_16);
+    check(w, s, 60, 64, 1, AT_16);
+    check_shadows(w, s, 1, 3, 60, AT_16);
+    seq_destroy(s);
+    free_world(w);
+}
+
+static void test_tail_trim(void **state) {
+    (void)state;
+    const struct world w = make_world("t8", "b", (struct kv_cache_options){.exact_tail = 128});
+    struct kv_seq *s, *f;
+    need(seq_create(w.cache, &s, &err));
+    store(w, s, 192, 0);
+    need(seq_snapshot(s, &err));
+    store(w, s, 100, 0);
+    need(seq_snapshot(s, &err)); /* not where a page ends */
+    const uint64_t bytes = used(w);
+    trim(s, 270, 270); /* in the same page */
+    check_shadows(w, s, 2, 5, UINT32_MAX, AT_16);
+    trim(s, 250, 192); /* the tail there is in a snapshot, which counts once */
+    check_shadows(w, s, 0, 0, UINT32_MAX, AT_16);
+    assert_int_equal(seq_bytes(s), used(w));
+    need(seq_fork(s, &f, &err));
+    const uint64_t before = used(w), more = seq_need_bytes(s, 260, 68, 0);
+    assert_true(before < bytes);
+    store(w, s, 68, 1);
+    /* One of the shadows went again. */
+    assert_int_equal(used(w), before + more - PAGE_16);
+    check_shadows(w, s, 2, 5, 192, AT_16);
+    trim(s, 256, 256);
+    trim(s, 255, 192);
+    store(w, f, 10, 0);
+    check_shadows(w, f, 1, 4, UINT32_MAX, AT_16);
+    trim(f, 191, 0); /* nothing nearer */
+    seq_destroy(f);
+    trim(s, 192, 192);
+    store(w, s, 1, 0);
+    check_shadows(w, s, 1, 4, UINT32_MAX, AT_16);
+    trim(s, 0, 0);
+    assert_int_equal(used(w), 0);
+    seq_destroy(s);
+    free_world(w);
+}
+
+/* What a hit is made of: a snapshot for a new sequence, of where the last page ended. */
+static void test_tail_taken(void **state) {
+    (void)state;
+    const struct world w = make_world("r8,4", "c", (struct kv_cache_options){.exact_tail = 128});
+    struct kv_seq *s, *f;
+    uint32_t addr;
+    need(seq_create(w.cache, &s, &err));
+    store(w, s, 180, 0);
+    store(w, s, 40, 0);
+    need(seq_snapshot_take(s, 128, &addr, &err));
+    assert_int_equal(addr, NO_SNAPSHOT);
+    need(seq_snapshot_take(s, 192, &addr, &err));
+    assert_int_not_equal(addr, NO_SNAPSHOT);
+    need(seq_create(w.cache, &f, &err));
+    need(seq_begin_at(f, seq_tokens(s), 192, &err));
+    for (uint32_t n = 0; n < 3; n++) {
+        struct kv_page page;
+        assert_true(seq_get_page(s, 0, n, &page));
+        page_ref(w.cache->pool, page.addr);
+        seq_put_page(f, 0, n, page);
+    }
+    seq_put_state(f, addr);
+    store(w, f, 28, 0);
+    check_shadows(w, f, 1, 4, UINT32_MAX, AT_16);
+    check(w, f, 0, 220, 0, AT_4);
+    seq_destroy(s);
+    store(w, f, 40, 0);
+    check_shadows(w, f, 2, 5, UINT32_MAX, AT_16);
+    seq_destroy(f);
+    free_world(w);
+}
+
+static void test_tail_refused(void **state) {
+    (void)state;
+    struct kv_cache *cache;
+    const struct world w = make_world("f16", "", (struct kv_cache_options){.exact_tail = 64});
+    const struct kv_shape shape = {.layers = LAYERS, .kv_heads = HEADS, .head_dim = DIM};
+    struct kv_cache_options o = {.exact_tail = 64, .budget_bytes = 1 << 20};
+    assert_int_equal(kv_cache_tail_pages(w.cache), 0);
+    need(kv_format_parse_pair("8,4", &o.k, &o.v, &err));
+    assert_int_equal(kv_cache_create(w.backend, &shape, 1, &o, &cache, &err), KVASIR_ERR_ARGUMENT);
+    assert_string_equal(err.field, "context.kv_exact_tail");
     free_world(w);
 }
 
@@ -352,6 +542,36 @@ static void test_requantize(void **state) {
     }
 }
 
+/* The exact tail comes and goes with the formats. */
+static void test_tail_requantize(void **state) {
+    (void)state;
+    static const char *const WAY[] = {"r8", "8", "t8", "t4"};
+    const struct world w =
+        make_world("t8", "cb", (struct kv_cache_options){.exact_tail = 64, .quantized_start = 64});
+    struct kv_seq *s, *f;
+    need(seq_create(w.cache, &s, &err));
+    store(w, s, 192, 0);
+    need(seq_snapshot(s, &err));
+    store(w, s, 48, 0);
+    need(seq_fork(s, &f, &err));
+    for (uint32_t i = 0; i < 4; i++) {
+        const bool whole = i != 1;
+        requantize(s, WAY[i]);
+        check(w, s, 0, 240, 0, i < 3 ? (float)(i + 1) * AT_8 : AT_4);
+        check_shadows(w, s, whole ? 2 : 0, whole ? 4 : 0, UINT32_MAX, i ? 3 * AT_8 : AT_16);
+        assert_true(used(w) <= seq_bytes(s) + seq_bytes(f));
+    }
+    store(w, s, 60, 0);
+    check_shadows(w, s, 3, 5, UINT32_MAX, 3 * AT_8);
+    trim(f, 200, 200);
+    trim(f, 195, 195);
+    trim(f, 191, 0);
+    seq_destroy(f);
+    trim(s, 191, 0); /* its snapshots were of other pages */
+    seq_destroy(s);
+    free_world(w);
+}
+
 static void test_hadamard(void **state) {
     (void)state;
     static const uint32_t DIMS[] = {32, 64, 80, 96, 128, 192, 256, 512};
@@ -375,10 +595,21 @@ static void test_hadamard(void **state) {
 int main(void) {
     make_basis();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_store),      cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_trim),       cmocka_unit_test(test_exact_start),
-        cmocka_unit_test(test_fork),       cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_requantize), cmocka_unit_test(test_hadamard),
+        cmocka_unit_test(test_store),
+        cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_trim),
+        cmocka_unit_test(test_exact_start),
+        cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_requantize),
+        cmocka_unit_test(test_hadamard),
+        cmocka_unit_test(test_tail),
+        cmocka_unit_test(test_tail_start),
+        cmocka_unit_test(test_tail_trim),
+        cmocka_unit_test(test_tail_start_trim),
+        cmocka_unit_test(test_tail_taken),
+        cmocka_unit_test(test_tail_refused),
+        cmocka_unit_test(test_tail_requantize),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

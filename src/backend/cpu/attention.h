@@ -55,7 +55,7 @@ struct query_block {
 
 /* The first position of the window of a query at p. */
 static inline uint32_t window_start(const struct kv_view *v, uint32_t p) {
-    return v->span == UINT32_MAX || p < v->span ? 0 : p + 1 - v->span;
+    return kv_window_start(v->span, p);
 }
 
 /* A block of no rows; tokens of a sequence, which become its next rows. */

@@ -118,13 +118,15 @@ static bool member_sees(const struct block_member *m, uint32_t first, uint32_t e
     return first < m->view->keep || end > window_start(m->view, m->pos);
 }
 
-/* The page as the member's rows see it, all of which are in one page: that one at 16 bits if it is
- * encoded when it is full. */
+/* The page as the member's rows see it, all of which are in one page: that one and the exact tail
+ * before it at 16 bits if they are encoded when they are full. */
 static const struct kv_page *seen_page(const struct block_member *m, uint32_t number) {
-    const struct kv_page *page = page_of(m->view, number);
-    if (number != m->pos / TILE_TOKENS || !page_is_whole(&m->view->layouts[page->layout]))
+    const struct kv_view *v = m->view;
+    const struct kv_page *page = page_of(v, number);
+    if (!page_is_whole(&v->layouts[page->layout]) ||
+        !kv_sees_shadow(v, m->pos / TILE_TOKENS, number))
         return page;
-    const struct kv_page *shadow = kv_view_shadow(m->view, number);
+    const struct kv_page *shadow = kv_view_shadow(v, number);
     ASSERT(shadow);
     return shadow;
 }
