@@ -98,7 +98,7 @@ int main(int argc, char **argv) {
     struct centres *centres;
     struct key_bases *bases;
     need(kvasir_model_open(argv[1], &model, &err));
-    need(centres_settle(model, argv[5], &settled, &centres, &bases, &err));
+    need(centres_settle(model, argv[5], NULL, &settled, &centres, &bases, &err));
     if (!centres) {
         fprintf(stderr, "key_range: nothing to take off\n");
         return 1;

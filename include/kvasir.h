@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvasir.h: the public interface of libkvasir, with kvasir_status.h, kvasir_text.h and
- * kvasir_batch.h, kvasir_engine.h, kvasir_stored.h.
+ * kvasir_calibrate.h, kvasir_batch.h, kvasir_engine.h, kvasir_stored.h.
  *
  * Kvasir runs open-weight language models with a KV cache that is quantized end to end. Five
  * objects:
@@ -43,6 +43,7 @@
 #ifndef KVASIR_H
 #define KVASIR_H
 
+#include "kvasir_calibrate.h"
 #include "kvasir_status.h"
 #include "kvasir_text.h"
 
@@ -161,6 +162,7 @@ typedef struct kvasir_context_options {
     int act_bits;           /* 8 or 16: rounding of activations in quantized matmuls */
     const char *device;     /* "cpu", "cuda", "cuda:N"; "auto": a GPU if there is one */
     uint32_t kv_exact_tail; /* "r8,4", "t4": a query sees the last N tokens (whole pages) as f16 */
+    const kvasir_calibrate_options *calibrate; /* for "auto", if it misses a file; NULL: do not */
 } kvasir_context_options;
 KVASIR_API void kvasir_context_init(kvasir_context_options *options, size_t struct_size);
 /* kv_bits "8,4", kv_keep 4, act_bits 8, others "auto" or 0. */
@@ -195,18 +197,13 @@ KVASIR_API void kvasir_context_destroy(kvasir_context *ctx); /* after its sequen
     X(CENTRE_NOTHING)  /* source (kvasir_centre_source), whose constants are too small to help */  \
     X(CENTRED)         /* source, centred pairs, heads they are in, rotary pairs of a head */      \
     X(BALANCED)        /* source; keys of tile formats are balanced with their queries */          \
-    X(NOT_BALANCED)    /* keys of tile formats are rotated: there is no calibration file */        \
+    X(NOT_BALANCED)    /* keys of tile formats are rotated: there is no calibration */             \
     X(RUNNING_LOWERED) /* max_running as requested, as it is */
 typedef enum kvasir_fact_kind {
 #define KVASIR_FACT_ENUM(name) KVASIR_FACT_##name,
     KVASIR_FACT_MAP(KVASIR_FACT_ENUM)
 #undef KVASIR_FACT_ENUM
 } kvasir_fact_kind;
-typedef enum kvasir_centre_source {
-    KVASIR_CENTRE_BIAS,   /* the model's key biases */
-    KVASIR_CENTRE_BESIDE, /* the calibration file next to the model */
-    KVASIR_CENTRE_FILE,   /* the file that key_centre names */
-} kvasir_centre_source;
 typedef struct kvasir_fact {
     kvasir_fact_kind kind;
     uint64_t n[4];

@@ -616,6 +616,7 @@ static int open_model(struct batch *b) {
 /* Starts the engine and the writer, whose threads must not get SIGINT. */
 static int start(struct batch *b) {
     kvasir_error err;
+    calibrate_unasked(&b->options.context, b->a->model, b->a->quiet);
     hold_interrupt(true);
     int code = EXIT_GOOD;
     if (kvasir_engine_create(b->model, &b->options, &b->engine, &err))

@@ -111,6 +111,7 @@ static int make_side(struct bench *b, size_t format) {
     o.kv_bits = a->bits.items[format];
     o.ctx = largest(&a->depths) + b->tokens_max;
     o.cache_bytes = cache_bytes(b, &o);
+    calibrate_unasked(&o, a->model, a->quiet);
     s->bases = calloc(a->depths.n * b->batch_max, sizeof *s->bases);
     if (!s->bases)
         return run_error(b->command, "out of memory");

@@ -222,9 +222,10 @@ static int open_model(struct engine_source *s) {
     return code ? code : sampling_protect(s->c, t, &s->sampling);
 }
 
-static int open_engine(struct engine_source *s, const kvasir_engine_options *options) {
+static int open_engine(struct engine_source *s, kvasir_engine_options *options) {
     kvasir_error err;
     kvasir_context_info info;
+    calibrate_unasked(&options->context, s->o->model, s->o->quiet);
     hold_interrupt(true);
     kvasir_status status = kvasir_engine_create(s->model, options, &s->engine, &err);
     hold_interrupt(false);

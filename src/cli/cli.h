@@ -22,6 +22,7 @@
  *   exactness.c, exactness_client.c  a server's answers, cold and warm, with a header of their own
  *   remote.c    URL and key of a server that is asked
  *   results.c   a batch's file of results, which a later run continues
+ *   calibrating.c  calibrations that nobody asked for
  *   stream.c    writes the answer: stop texts, whole writes
  *   interrupt.c Ctrl-C
  *   notify.c    messages to systemd
@@ -202,6 +203,19 @@ struct cache_args cache_args_defaults(void);
 /* options with the budget in bytes */
 kvasir_context_options cache_args_options(const struct cache_args *a);
 
+/* calibrating.c: lets a context with these options measure a calibration if it wants one and there
+ * is none, and keep it; a line on standard error says so unless quiet. What they refer to lives
+ * until the process ends; one context at a time. */
+void calibrate_unasked(kvasir_context_options *o, const char *model, bool quiet);
+const char *calibrations_folder(void);
+void calibrations_make_folder(void); /* a failure shows when a file is written */
+/* Whether such a context may ask for one. */
+bool may_calibrate(const kvasir_context_options *o);
+/* What is said at the end. */
+enum { CALIBRATING_LINE_MAX = 600 };
+void calibrating_line(const kvasir_calibrating *now, const char *model, const char *bits,
+                      char line[CALIBRATING_LINE_MAX]);
+
 /* Formats of --kv-bits to compare; `one` if there are none. An error if there are more than `most`
  * or if one is given twice. */
 int kv_bits_settle(const struct command *c, struct text_list *bits, const char *one, size_t most);
@@ -245,11 +259,13 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .offset = offsetof(type, context.kv_exact_tail),                                              \
      .help = "with r and t formats: each token sees the last N tokens in f16, besides its own "    \
              "page; N is rounded up to a multiple of 64"},                                         \
-    {.name = "--key-centre", .value = "C", .kind = OPTION_TEXT,                                    \
+    {.name = "--key-centre", .alias = "--calibrate", .value = "C", .kind = OPTION_TEXT,            \
      .offset = offsetof(type, context.key_centre),                                                 \
-     .help = "constant part of keys that a quantized cache need not store: bias (the model's key " \
-             "biases), a file from calibrate, off, or auto: the biases, else the file that "       \
-             "calibrate put next to the model, else off"}
+     .help = "constant part of keys that a quantized cache need not store, and the basis of a "    \
+             "tile format's keys: bias (the model's key biases), a file from calibrate, off, or "  \
+             "auto: the biases, else the file that calibrate put next to the model, else off; "    \
+             "for tile formats that file, else one measured at the first start and kept in "       \
+             "~/.cache/kvasir"}
 /* Formats to compare, a text_list. */
 #define FORMATS_OPTION(type, bits)                                                                 \
     {.name = "--kv-bits", .value = "K,V ...", .kind = OPTION_WORDS,                                \
@@ -460,6 +476,8 @@ int model_resolve(const struct command *c, const char **model);
  * about something else. */
 enum { MODEL_HINT_MAX = 128 };
 const char *model_hint(const char *error, char out[MODEL_HINT_MAX]);
+/* A folder or file of the user: $base/name, or if that is not set ~/home/name. */
+void user_folder(char out[HUB_PATH_MAX], const char *base, const char *home, const char *name);
 /* A name as users type it, also without "hf:". */
 kvasir_status model_name_read(const char *text, struct hub_name *name,
                               kvasir_error *err) MUST_CHECK;
@@ -533,6 +551,8 @@ void catch_interrupt(void);
 /* The parent had the signal ignored (nohup, a script's background job): it stays so. */
 bool signal_is_ignored(int number);
 bool interrupted(void);
+/* Whether a SIGINT or SIGTERM has come that this thread holds back. */
+bool interrupt_waits(void);
 /* Threads that are started between hold_interrupt(true) and (false) do not get SIGINT, so that it
  * interrupts waits of this thread. */
 void hold_interrupt(bool hold);
@@ -721,13 +741,15 @@ void notify(const char *state);
 enum sandbox_feature {
     SANDBOX_ALWAYS,
     SANDBOX_MODEL,
-    SANDBOX_MODELS,     /* several, loaded while the server runs: sandbox.models */
-    SANDBOX_KEY_CENTRE, /* a file of key means */
-    SANDBOX_KEY_FILE,   /* read again at SIGHUP */
-    SANDBOX_SOCKET,     /* a Unix socket to listen on */
-    SANDBOX_HOST_NAME,  /* the host to listen on may have to be looked up */
-    SANDBOX_MANAGER,    /* $NOTIFY_SOCKET */
-    SANDBOX_CACHE_DIR,  /* a folder for prefixes, which exists */
+    SANDBOX_MODELS,       /* several, loaded while the server runs: sandbox.models */
+    SANDBOX_KEY_CENTRE,   /* a file of key means */
+    SANDBOX_CALIBRATIONS, /* a folder for them, which exists */
+    SANDBOX_CALIBRATING,  /* while the server runs */
+    SANDBOX_KEY_FILE,     /* read again at SIGHUP */
+    SANDBOX_SOCKET,       /* a Unix socket to listen on */
+    SANDBOX_HOST_NAME,    /* the host to listen on may have to be looked up */
+    SANDBOX_MANAGER,      /* $NOTIFY_SOCKET */
+    SANDBOX_CACHE_DIR,    /* a folder for prefixes, which exists */
     SANDBOX_CACHE_SECRET,
     SANDBOX_TRACES,       /* a collector of them, over HTTP */
     SANDBOX_CACHE_REMOTE, /* a store of prefixes, whose host may have to be looked up at any time */

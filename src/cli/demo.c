@@ -124,6 +124,7 @@ static int open_side(struct demo *d, struct side *s) {
     kvasir_error err;
     kvasir_context_options o = cache_args_options(&d->a->cache);
     o.kv_bits = s->bits;
+    calibrate_unasked(&o, d->a->model, false);
     if (!o.ctx)
         o.ctx = (uint32_t)d->prompt.n + d->a->max_tokens;
     const kvasir_status status = kvasir_context_create(d->model, &o, &s->ctx, &err);

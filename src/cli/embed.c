@@ -208,8 +208,10 @@ static int run_embed(struct run *r) {
                          r->a->model);
     if (!r->a->quiet)
         print_model_line(&info);
+    kvasir_engine_options options = r->a->engine;
+    calibrate_unasked(&options.context, r->a->model, r->a->quiet);
     hold_interrupt(true);
-    const kvasir_status status = kvasir_engine_create(r->model, &r->a->engine, &r->engine, &err);
+    const kvasir_status status = kvasir_engine_create(r->model, &options, &r->engine, &err);
     hold_interrupt(false);
     if (status)
         return library_error(&COMMAND, &err);

@@ -220,6 +220,7 @@ static kvasir_status open_sequence(struct run *r, kvasir_error *err) {
         status = kvasir_prompt_cache_open(r->model, r->a->prompt_cache, &r->cache, err);
     if (r->cache && !r->a->convert_cache && !formats_are_said(&options))
         options.like = r->cache;
+    calibrate_unasked(&options, r->a->model, r->a->quiet);
     if (!status)
         status = kvasir_context_create(r->model, &options, &r->ctx, err);
     if (status || !r->cache)

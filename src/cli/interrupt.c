@@ -34,6 +34,12 @@ bool interrupted(void) {
     return came != 0;
 }
 
+bool interrupt_waits(void) {
+    sigset_t waiting;
+    return sigpending(&waiting) == 0 &&
+           (sigismember(&waiting, SIGINT) == 1 || sigismember(&waiting, SIGTERM) == 1);
+}
+
 void wait_change(pthread_cond_t *changed, pthread_mutex_t *lock) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);

@@ -21,9 +21,7 @@ static const char *variable(const char *name) {
     return text && *text ? text : NULL;
 }
 
-/* base/name, else ~/home/name. */
-static void default_folder(char out[HUB_PATH_MAX], const char *base, const char *home,
-                           const char *name) {
+void user_folder(char out[HUB_PATH_MAX], const char *base, const char *home, const char *name) {
     const char *user = variable("HOME");
     if (variable(base))
         snprintf(out, HUB_PATH_MAX, "%s/%s", variable(base), name);
@@ -36,14 +34,14 @@ static void read_folders(struct hub *h) {
     if (text)
         snprintf(h->models, sizeof h->models, "%s", text);
     else
-        default_folder(h->models, "XDG_DATA_HOME", ".local/share", "kvasir/models");
+        user_folder(h->models, "XDG_DATA_HOME", ".local/share", "kvasir/models");
     text = variable("HF_HUB_CACHE");
     if (text)
         snprintf(h->hf_cache, sizeof h->hf_cache, "%s", text);
     else if ((text = variable("HF_HOME")))
         snprintf(h->hf_cache, sizeof h->hf_cache, "%s/hub", text);
     else
-        default_folder(h->hf_cache, "XDG_CACHE_HOME", ".cache", "huggingface/hub");
+        user_folder(h->hf_cache, "XDG_CACHE_HOME", ".cache", "huggingface/hub");
 }
 
 /* Without slashes at the end. */
@@ -71,7 +69,7 @@ static void read_token(char out[HUB_TEXT_MAX]) {
         else if (variable("HF_HOME"))
             snprintf(path, sizeof path, "%s/token", variable("HF_HOME"));
         else
-            default_folder(path, "XDG_CACHE_HOME", ".cache", "huggingface/token");
+            user_folder(path, "XDG_CACHE_HOME", ".cache", "huggingface/token");
         if (file_read_all(path, HUB_TEXT_MAX - 1, &text, &n, NULL) != KVASIR_OK)
             return;
         snprintf(out, HUB_TEXT_MAX, "%s", text);

@@ -350,6 +350,7 @@ static int open_all(struct run *r) {
     if (code)
         return code;
     kvasir_context_options options = cache_args_options(&r->a->cache);
+    calibrate_unasked(&options, r->a->model, r->a->quiet);
     if (kvasir_context_create(r->model, &options, &r->ctx, &err))
         return library_error(&COMMAND, &err);
     if (!r->a->quiet) {

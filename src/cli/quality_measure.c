@@ -61,6 +61,7 @@ static int make_side(struct measure *m, const char *bits) {
     o.ctx = m->r->a->window;
     if (m->n_sides == 0)
         o.key_centre = "off"; /* it has none, and needs no note of that */
+    calibrate_unasked(&o, m->r->a->model, m->r->a->quiet);
     if (kvasir_context_create(m->model, &o, &m->sides[m->n_sides].ctx, &err))
         return library(m, &err);
     m->n_sides++;

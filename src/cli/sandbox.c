@@ -97,6 +97,11 @@ static const struct call LOADING[] = {
     CALL(readlink), CALL(readlinkat), CALL(fadvise64), CALL(mlock), CALL(mlock2), CALL(munlock),
     CALL(mkdir), CALL(mkdirat), CALL_IF(arch_prctl, EQUAL(0, REQUEST_STATE)), END,
 };
+/* Replaces a file: file_replace_begin and what follows. */
+static const struct call KEEPING[] = {
+    CALL(rename), CALL(renameat), CALL(renameat2), CALL(unlink), CALL(unlinkat), CALL(fsync),
+    CALL(flock), END,
+};
 static const struct call REMOVING[] = {CALL(unlink), CALL(unlinkat), END};
 static const struct call STORING[] = {
     CALL(open), CALL(openat), CALL(stat), CALL(newfstatat), CALL(statx), CALL(access),
@@ -142,6 +147,12 @@ static const struct need {
     [SANDBOX_MODEL] = {MODEL, READ | LIST, {NULL}, NULL},
     [SANDBOX_MODELS] = {MODEL, READ | LIST, {NULL}, LOADING},
     [SANDBOX_KEY_CENTRE] = {ITSELF, READ, {NULL}, NULL},
+    [SANDBOX_CALIBRATIONS] = {ITSELF,
+                              READ | LIST | LANDLOCK_ACCESS_FS_WRITE_FILE |
+                                  LANDLOCK_ACCESS_FS_MAKE_REG | LANDLOCK_ACCESS_FS_REMOVE_FILE |
+                                  TRUNCATE,
+                              {NULL}, NULL},
+    [SANDBOX_CALIBRATING] = {NO_PATH, 0, {NULL}, KEEPING},
     [SANDBOX_KEY_FILE] = {FOLDER, READ, {NULL}, OPENING},
     [SANDBOX_SOCKET] = {FOLDER, LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_REMOVE_FILE,
                         {NULL}, REMOVING},

@@ -402,6 +402,9 @@ static int settle_sandbox(struct serve *s) {
     uses[SANDBOX_MODEL] = a->model;
     uses[SANDBOX_MODELS] = a->models;
     uses[SANDBOX_KEY_CENTRE] = a->engine.options.context.key_centre;
+    if (a->models ? serve_models_may_calibrate(&s->models) : may_calibrate(&s->options.context))
+        uses[SANDBOX_CALIBRATIONS] = calibrations_folder();
+    uses[SANDBOX_CALIBRATING] = a->models ? uses[SANDBOX_CALIBRATIONS] : NULL;
     uses[SANDBOX_KEY_FILE] = a->api_key_file;
     uses[SANDBOX_SOCKET] = socket ? host + 5 : NULL;
     uses[SANDBOX_HOST_NAME] = socket || number ? NULL : host;
@@ -413,6 +416,8 @@ static int settle_sandbox(struct serve *s) {
     /* The sandbox is about files that are there. Whoever opens the folder explains failures. */
     if (s->options.cache_dir && !a->dry_run)
         (void)mkdir(s->options.cache_dir, 0700);
+    if (uses[SANDBOX_CALIBRATIONS] && !a->dry_run)
+        calibrations_make_folder();
     if (!a->dry_run)
         serve_models_make_folders(&s->models);
     const int code = sandbox_read(&COMMAND, a->sandbox, &s->sandbox);
@@ -561,6 +566,8 @@ static int start_engine(struct serve *s) {
     block_signals(s);
     if (s->a->dry_run) /* the plan needs no stores */
         s->options.cache_dir = s->options.cache_remote = NULL;
+    else
+        calibrate_unasked(&s->options.context, s->a->model, s->a->quiet);
     if (kvasir_engine_create(s->model, &s->options, &s->engine, &err))
         return library_error(&COMMAND, &err);
     kvasir_engine_get_context(s->engine, &info);

@@ -84,6 +84,8 @@ struct serve_models {
  * as they are. */
 int serve_models_read(const struct command *c, const struct serve_args *a,
                       struct serve_models *all);
+/* Whether one of them may. */
+bool serve_models_may_calibrate(const struct serve_models *all);
 /* Makes the folders of --cache-dir. */
 void serve_models_make_folders(const struct serve_models *all);
 /* What --dry-run prints. */

@@ -242,6 +242,27 @@ static kvasir_status open_model(struct serve_model *m, kvasir_model **out, kvasi
                 human_bytes((double)available, there));
 }
 
+static bool on_calibrating(void *user, const kvasir_calibrating *now) {
+    const struct serve_model *m = user;
+    char line[CALIBRATING_LINE_MAX];
+    if (now->ended) {
+        calibrating_line(now, m->name, m->options.context.kv_bits, line);
+        serve_say(&m->server, SERVER_LOG_INFO, "%s", line);
+    }
+    return true;
+}
+
+static kvasir_status create_engine(struct serve_model *m, const kvasir_model *model,
+                                   kvasir_engine **out, kvasir_error *err) {
+    kvasir_calibrate_options calibrate = kvasir_calibrate_defaults();
+    kvasir_engine_options options = m->options;
+    calibrate.folder = calibrations_folder();
+    calibrate.on_event = on_calibrating;
+    calibrate.user = m;
+    options.context.calibrate = &calibrate;
+    return kvasir_engine_create(model, &options, out, err);
+}
+
 static kvasir_status load(void *user, size_t i, struct server_loaded *out, kvasir_error *err) {
     const struct serve_models *all = user;
     struct serve_model *m = &all->items[i];
@@ -255,7 +276,7 @@ static kvasir_status load(void *user, size_t i, struct server_loaded *out, kvasi
         status = kvasir_tokenizer_set_chat_template(kvasir_model_tokenizer(model), m->chat.file,
                                                     m->chat.source, m->chat.source_len, err);
     if (status == KVASIR_OK)
-        status = kvasir_engine_create(model, &m->options, &out->engine, err);
+        status = create_engine(m, model, &out->engine, err);
     if (status != KVASIR_OK) {
         kvasir_model_close(model);
         return status;
@@ -323,6 +344,13 @@ int serve_models_read(const struct command *c, const struct serve_args *a,
     for (size_t i = 0; i < all->n && !code; i++)
         all->items[i].options.cache_memory_bytes = all->specs[i].need_bytes;
     return code;
+}
+
+bool serve_models_may_calibrate(const struct serve_models *all) {
+    for (size_t i = 0; i < all->n; i++)
+        if (may_calibrate(&all->items[i].options.context))
+            return true;
+    return false;
 }
 
 void serve_models_make_folders(const struct serve_models *all) {

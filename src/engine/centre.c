@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* centre.c: chooses which keys are centred, from the option key_centre.
  *
- *     auto    the model's key biases, else the calibration file beside it, else none
+ *     auto    the model's key biases, else the calibration file beside it, else none; for formats
+ *             that want bases that file, else a calibration that the context found, else biases
  *     bias    the model's key biases
  *     FILE    that calibration file
  *     off     none: every key is stored as it is, as mlx does
  *
- * From a file come bases, too, for formats that want them.
+ * From a calibration come bases, too, for formats that want them.
  *
  * What a centre gains. The codes of a group span its range, which a large constant widens: a key's
  * error grows with the largest |c| of its group relative to the keys' own spread. So pairs are
@@ -212,13 +213,13 @@ void centres_destroy(struct centres *c) {
 struct wish {
     const char *how;
     bool automatic, bias;
-    bool prefer_file;         /* to the model's biases */
-    struct key_bases **bases; /* NULL: not wanted */
+    struct calibration *known; /* NULL: none */
+    bool prefer_file;          /* to the model's biases */
+    struct key_bases **bases;  /* NULL: not wanted */
 };
 
-/* The one place that knows which formats store balanced keys. */
-static bool wants_basis(const struct settled *s) {
-    return s->cache.k.kind == KV_TILE;
+bool centres_want_bases(const struct kv_cache_options *formats) {
+    return formats->k.kind == KV_TILE;
 }
 
 static kvasir_status read_file(const struct kvasir_model *m, const char *path, struct key_stats *s,
@@ -232,6 +233,20 @@ static kvasir_status read_file(const struct kvasir_model *m, const char *path, s
     else
         key_bases_destroy(b);
     return fail_of_field(status, err, "context.key_centre");
+}
+
+/* What the context found; its bases are moved. */
+static kvasir_status take_known(struct calibration *known, struct key_stats *s,
+                                struct key_bases **bases, kvasir_error *err) {
+    ASSERT(known->stats.n == s->n && known->stats.layers == s->layers);
+    if (!(*bases = mem_calloc(1, sizeof **bases)))
+        return fail(err, KVASIR_ERR_MEMORY, "bases of keys: out of memory");
+    **bases = known->bases;
+    known->bases = (struct key_bases){0};
+    key_stats_deinit(s);
+    *s = known->stats;
+    known->stats = (struct key_stats){0};
+    return KVASIR_OK;
 }
 
 /* The calibration file beside the model, if there is one. */
@@ -258,6 +273,11 @@ static kvasir_status find_stats(const struct kvasir_model *m, const struct wish 
     *source = KVASIR_CENTRE_FILE;
     if (*found)
         return read_file(m, w->how, s, w->bases, err);
+    if (w->known) {
+        *found = true;
+        *source = KVASIR_CENTRE_KEPT;
+        return take_known(w->known, s, w->bases, err);
+    }
     if (w->automatic && w->prefer_file)
         TRY(read_beside(m, s, w->bases, found, source, err));
     if (!*found)
@@ -277,16 +297,21 @@ static kvasir_status not_alike(const struct kvasir_model *m, kvasir_error *err) 
                       model_config(m->model)->arch);
 }
 
-kvasir_status centres_settle(const struct kvasir_model *m, const char *how, struct settled *settled,
+kvasir_status centres_settle(const struct kvasir_model *m, const char *how,
+                             struct calibration *known, struct settled *settled,
                              struct centres **out, struct key_bases **bases, kvasir_error *err) {
     *out = NULL;
     *bases = NULL;
-    const bool exact = kv_format_exact(settled->cache.k), based = wants_basis(settled);
+    const bool exact = kv_format_exact(settled->cache.k),
+               based = centres_want_bases(&settled->cache);
     const struct wish wish = {.how = how,
                               .automatic = strcmp(how, "auto") == 0,
                               .bias = strcmp(how, "bias") == 0,
+                              .known = based && known && known->bases.n_groups ? known : NULL,
                               .prefer_file = based,
                               .bases = based ? bases : NULL};
+    if (strcmp(how, "off") == 0 && based)
+        settled_fact(settled, KVASIR_FACT_NOT_BALANCED, 0, 0, 0, 0);
     if (strcmp(how, "off") == 0 || (wish.automatic && exact))
         return KVASIR_OK;
     if (!model_keys_alike(m->model) && (wish.bias || !based))

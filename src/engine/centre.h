@@ -9,7 +9,7 @@
  *                                    +-->  struct key_bases                  kv_shape.basis
  *
  * centre.c chooses, key_bases.c holds the bases, centre_file.c reads and writes the file,
- * lab/calibration.c measures a model.
+ * calibration.h measures a model.
  */
 #ifndef KVASIR_ENGINE_CENTRE_H
 #define KVASIR_ENGINE_CENTRE_H
@@ -68,6 +68,16 @@ kvasir_status centre_file_read(const char *path, const struct model *m, uint64_t
 kvasir_status centre_file_path(const struct kvasir_model *m, struct text_buf *out,
                                kvasir_error *err) MUST_CHECK;
 
+/* What such a file holds, and more of what was measured. */
+struct calibration {
+    struct key_stats stats;
+    struct key_bases bases;
+    uint32_t tokens; /* averaged over; this and the next two only if it has just been measured */
+    uint32_t heads;  /* KV heads of all layers: each has a basis */
+    double gain;     /* as in lab_calibration */
+};
+void calibration_deinit(struct calibration *c); /* zero-initialised: nothing */
+
 /* ---- choosing (centre.c) --------------------------------------------------------------------- */
 
 /* The centres of one context's keys. */
@@ -84,10 +94,14 @@ kvasir_status centres_choose(const struct key_stats *s, const struct model *m, b
 void centres_destroy(struct centres *c);
 /* Resolves the option key_centre for a context. *out NULL: no key is centred; *bases NULL: there
  * are none, or the formats have no use for them. The caller destroys both, also after an error. A
- * fact says what was chosen. */
-kvasir_status centres_settle(const struct kvasir_model *m, const char *how, struct settled *settled,
+ * fact says what was chosen. known: a calibration for "auto", whose bases are taken; NULL, or
+ * without bases: none. */
+kvasir_status centres_settle(const struct kvasir_model *m, const char *how,
+                             struct calibration *known, struct settled *settled,
                              struct centres **out, struct key_bases **bases,
                              kvasir_error *err) MUST_CHECK;
+/* The one place that knows which formats store balanced keys. */
+bool centres_want_bases(const struct kv_cache_options *formats);
 void key_bases_destroy(struct key_bases *b); /* of centres_settle; or NULL */
 
 #endif

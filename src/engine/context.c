@@ -6,19 +6,10 @@
 
 #include "engine/centre.h"
 
-kvasir_status kvasir_context_create(const kvasir_model *model,
-                                    const kvasir_context_options *options, kvasir_context **out,
-                                    kvasir_error *err) {
-    struct backend *backend;
-    kvasir_context_options settled;
-    TRY(context_options_read(options, &settled, err));
-    TRY(device_create(&settled, &backend, err));
-    return context_create_take(model, &settled, backend, out, err);
-}
-
 kvasir_status context_create_take(const struct kvasir_model *model,
-                                  const kvasir_context_options *options, struct backend *backend,
-                                  struct kvasir_context **out, kvasir_error *err) {
+                                  const kvasir_context_options *options, struct calibration *known,
+                                  struct backend *backend, struct kvasir_context **out,
+                                  kvasir_error *err) {
     struct kvasir_context *c = mem_calloc(1, sizeof *c);
     if (!c) {
         backend_destroy(backend);
@@ -29,7 +20,7 @@ kvasir_status context_create_take(const struct kvasir_model *model,
     backend_info(backend, &c->device);
     kvasir_status status;
     TRY_GOTO(options_settle(model, options, &c->device, &c->options, err));
-    TRY_GOTO(centres_settle(model, options->like ? "off" : options->key_centre, &c->options,
+    TRY_GOTO(centres_settle(model, options->like ? "off" : options->key_centre, known, &c->options,
                             &c->centres, &c->bases, err));
     struct kv_shape *shapes = c->options.shapes;
     c->n_groups = c->options.n_groups;

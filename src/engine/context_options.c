@@ -233,7 +233,7 @@ const struct sized_struct SIZED_CONTEXT = {
     .field = "context.struct_size",
     .size = sizeof(kvasir_context_options),
 };
-_Static_assert(sizeof(kvasir_context_options) == 112,
+_Static_assert(offsetof(kvasir_context_options, kv_exact_tail) == 104,
                "later fields begin here at the earliest (struct_size.h)");
 static const kvasir_context_options DEFAULTS = {.struct_size = sizeof(kvasir_context_options),
                                                 .kv_bits = "8,4",

@@ -6,7 +6,8 @@
  *   formats.c      texts to cache formats, bytes of a token
  *   context_options.c
  *                  a context's options with defaults filled in: formats, length, budget, facts
- *   context.c      kvasir_context: backend, cache, the buffers of a step
+ *   context.c  context_api.c
+ *                  kvasir_context: backend, cache, the buffers of a step; creation for a caller
  *   step.c         rows of any sequences as one batch
  *   seq_api.c      kvasir_seq: evaluation in steps, trim, fork, reading back
  *   batch_api.c    kvasir_batch: lists of sequences that take a step together
@@ -23,6 +24,8 @@
  *   centre.c  key_bases.c  centre_file.c
  *                  key centres: which pairs of which heads get one; bases of balanced keys; the
  *                  calibration file
+ *   calibration.c  calibration_kept.c  moments.c  balance.c
+ *                  what that file holds, measured; kept for contexts that have none
  *   fingerprint.c  what cached bytes depend on, in 64 bits
  *   identity.c     the same and all weights, in 128 bits: names of stored pages begin with it
  *   sampler.c      kvasir_sampler; log-probabilities
@@ -159,11 +162,13 @@ struct kvasir_context {
     struct step_buffers step;
 };
 
-/* A context on a backend, which it owns from then on, also on failure. kvasir_context_create makes
- * one on a CPU. */
+struct calibration;
+/* A context on a backend, which it owns from then on, also on failure. known: as for
+ * centres_settle. */
 kvasir_status context_create_take(const struct kvasir_model *model,
-                                  const kvasir_context_options *options, struct backend *backend,
-                                  struct kvasir_context **out, kvasir_error *err) MUST_CHECK;
+                                  const kvasir_context_options *options, struct calibration *known,
+                                  struct backend *backend, struct kvasir_context **out,
+                                  kvasir_error *err) MUST_CHECK;
 
 /* ---- tokens of a step that the device picks (device_picks.c) --------------------------------- */
 

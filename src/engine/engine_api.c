@@ -20,7 +20,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "engine/centre.h"
+#include "engine/calibration.h"
 #include "engine/engine_internal.h"
 #include "engine/struct_size.h"
 
@@ -357,6 +357,22 @@ static kvasir_status make_scheduler(struct kvasir_engine *e, kvasir_error *err) 
     return sched_create(e->ctx->cache, e->tree, &options, &host, &e->sched, err);
 }
 
+static kvasir_status make_context(struct kvasir_engine *e, const kvasir_context_options *o,
+                                  kvasir_error *err) {
+    struct calibration known;
+    kvasir_status status;
+    TRY_GOTO(calibration_find(e->model, o, &known, err));
+    struct backend *backend = e->backend;
+    e->backend = NULL;
+    status = context_create_take(e->model, o, &known, backend, &e->ctx, err);
+    if (status != KVASIR_OK && err && err->field &&
+        strcmp(err->field, "context.cache_bytes") == 0) /* set from the engine's option */
+        err->field = "engine.cache_memory_bytes";
+done:
+    calibration_deinit(&known);
+    return status;
+}
+
 static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_options *o,
                                  kvasir_error *err) {
     kvasir_context_options context = o->context;
@@ -365,13 +381,7 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     if (!e->backend)
         TRY(device_create(&context, &e->backend, err));
     TRY(settle_budget(e, o, &context.cache_bytes, err));
-    struct backend *backend = e->backend;
-    e->backend = NULL;
-    kvasir_status status = context_create_take(e->model, &context, backend, &e->ctx, err);
-    if (status != KVASIR_OK && err && err->field &&
-        strcmp(err->field, "context.cache_bytes") == 0) /* set from the engine's option */
-        err->field = "engine.cache_memory_bytes";
-    TRY(status);
+    TRY(make_context(e, &context, err));
     const struct model_config *config = model_config(e->model->model);
     e->max_waiting = o->max_waiting;
     e->target_step_ms = o->target_step_ms;

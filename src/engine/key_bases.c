@@ -4,7 +4,7 @@
  *
  *     values  group 0: inverse [layer][kv head][in][out] | forward, the same | group 1: ...
  *
- * They are made by lab/calibration.c or read by centre_file.c and do not change afterwards.
+ * They are made by calibration.c or read by centre_file.c and do not change afterwards.
  */
 #include "engine/centre.h"
 

@@ -61,6 +61,39 @@ p --key-centre off
 expect 2 '^kvasir generate: --key-centre: the model has no key biases' \
     generate -m model.gguf -p a --key-centre bias
 
+# a tile format: the first start measures and says so, the next ones use that; not if told not to,
+# not for other formats, and not if `kvasir calibrate` was run
+mv "$file" kept
+kept=("$XDG_CACHE_HOME"/kvasir/calibrations/*.safetensors)
+[ -e "${kept[0]}" ] && die "calibrated before"
+p --kv-bits t4 --calibrate off
+grep -q '^note: *keys are rotated, not balanced: ' err || die "off: no word of what it costs"
+p --kv-bits 8
+off=$(json fingerprint)
+p --kv-bits t4
+kept=("$XDG_CACHE_HOME"/kvasir/calibrations/*.safetensors)
+grep -q "^note: *calibrated model.gguf for t4: [0-9.]* s, written to ${kept[0]}$" err ||
+    die "no line"
+grep -q '^note: *keys are balanced with queries by a calibration made for this model$' err ||
+    die "own"
+[ "$(ls "${kept[0]%/*}")" = "${kept[0]##*/}" ] || die "more than one file"
+own=$(json fingerprint)
+p --kv-bits t4
+grep -q calibrated err && die "calibrated twice"
+[ "$(json fingerprint)" = "$own" ] || die "kept, another fingerprint"
+p --kv-bits 8
+[ "$(json fingerprint)" = "$off" ] || die "a calibration nobody asked for counts for 8 bits"
+XDG_CACHE_HOME=/dev/null p --kv-bits t4
+grep -q '^note: *calibrated .* kept in memory only: /dev/null' err || die "no folder: no word"
+[ "$(json fingerprint)" = "$own" ] || die "in memory, another fingerprint"
+rm "${kept[0]}"
+good calibrate -m model.gguf -n 128 -q
+p --kv-bits t4
+grep -q '^note: *keys are balanced with queries by the calibration file beside the model$' err ||
+    die "the user's file"
+[ -e "${kept[0]}" ] && die "calibrated beside the user's file"
+mv kept "$file"
+
 # Ctrl-C leaves the old file
 cp "$file" before
 timeout --foreground 60 "$kvasir" calibrate -m model.gguf -n 8192 \

@@ -19,7 +19,8 @@ export DESTDIR=$scratch/root
 cmake --install "$build" --prefix /opt/kvasir >"$scratch/log"
 at=$DESTDIR/opt/kvasir
 for file in bin/kvasir lib/libkvasir.a lib/libkvasir.so include/kvasir.h include/kvasir_status.h \
-    include/kvasir_text.h include/kvasir_batch.h include/kvasir_engine.h include/kvasir_stored.h \
+    include/kvasir_text.h include/kvasir_batch.h include/kvasir_calibrate.h \
+    include/kvasir_engine.h include/kvasir_stored.h \
     lib/pkgconfig/kvasir.pc share/man/man1/kvasir-cache-prompt.1 \
     share/man/man1/kvasir-batch.1 share/man/man1/kvasir-simulate.1 \
     share/man/man1/kvasir-serve.1 share/man/man1/kvasir-chat.1 lib/systemd/system/kvasir.service; do

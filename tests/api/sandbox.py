@@ -2,7 +2,7 @@
 """kvasir serve --sandbox: with every feature on all of them work, in all threads what no feature
 needs is refused, and a kernel that cannot restrict is reported.
 
-    sandbox.py PROGRAM MODEL
+    sandbox.py PROGRAM MODEL DEMO
 
 Works in the current folder, which has probe.so (sandbox_probe.c).
 """
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-PROGRAM, MODEL = sys.argv[1:]
+PROGRAM, MODEL, DEMO = sys.argv[1:]
 LIBC = ctypes.CDLL(None, use_errno=True)
 LANDLOCK = LIBC.syscall(444, None, ctypes.c_size_t(0), 1) > 0  # landlock_create_ruleset: version
 MODE = "on" if LANDLOCK else "auto"
@@ -32,8 +32,9 @@ def check(good, *what):
 class Server:
     """A server process, killed at the end of its `with` block."""
 
-    def __init__(self, *flags, mode=MODE, probe=False, before=None, host=(), **environment):
-        command = [PROGRAM, "serve", "-m", "copy", "--kv-bits", "f16", "--chat-template",
+    def __init__(self, *flags, mode=MODE, probe=False, before=None, host=(), model=("-m", "copy"),
+                 **environment):
+        command = [PROGRAM, "serve", *model, "--kv-bits", "f16", "--chat-template",
                    "template", "--ctx", "20000", "--cache-memory-mb", "100", "--port", "0",
                    *host, *flags]
         command += ["--sandbox", mode] if mode else []
@@ -237,6 +238,26 @@ def test_key_means():
         s.end()
 
 
+def test_calibrations():
+    """A tile format: the calibration is kept in the user's folder for caches, which is made; of
+    several models while the server runs."""
+    folder = "/kvasir/calibrations"
+    flags = ("--kv-bits", "t4", "--device", "cpu")
+    with Server(*flags, model=("-m", "several/one.gguf"), probe=True,
+                XDG_CACHE_HOME=os.path.abspath("first")) as s:
+        s.line("^note: +calibrated one.gguf for t4: .* written to .*/first" + folder)
+        is_refused(s.probed("main"), {**ALWAYS, "create": "EPERM"})
+        s.end()
+    with Server("--models", os.path.abspath("several"), *flags, model=(),
+                XDG_CACHE_HOME=os.path.abspath("second")) as s:
+        body = {**chat_body("Once", 8), "model": "one"}
+        check(s.ask("POST", "/v1/chat/completions", body)[0] == 200, "a request")
+        s.line("^server: calibrated one for t4: .* written to .*/second" + folder)
+        s.end()
+    check(os.listdir("first" + folder) == os.listdir("second" + folder), "names")
+    check(len(os.listdir("first" + folder)) == 1, "files")
+
+
 def test_socket():
     os.makedirs("socket")
     write("socket/other", "")
@@ -321,6 +342,8 @@ def test_kernels():
 
 
 shutil.copytree(MODEL, "copy")
+os.makedirs("several")
+shutil.copy(DEMO, "several/one.gguf")
 os.makedirs("keys")
 os.makedirs("outside")
 write("outside/file", "outside\n")
@@ -328,6 +351,7 @@ write("template", "{% for m in messages %}{{ m.content }}{% endfor %}")
 test_keys()
 test_links()
 test_key_means()
+test_calibrations()
 test_socket()
 test_nothing_more()
 test_deadly()

@@ -20,4 +20,5 @@ if grep -q 'impossible in a build with sanitizers' err; then
 fi
 cc -O1 -shared -fPIC -o probe.so "$SOURCE_DIR/tests/api/sandbox_probe.c" -ldl -pthread ||
     die "the probe does not compile"
-timeout 250 python3 "$SOURCE_DIR/tests/api/sandbox.py" "$kvasir" "$stories"
+demo_model
+timeout 250 python3 "$SOURCE_DIR/tests/api/sandbox.py" "$kvasir" "$stories" "$demo"

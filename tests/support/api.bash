@@ -26,6 +26,7 @@ api_end() {
 }
 trap api_end EXIT
 cd "$api_scratch" || exit 1
+export XDG_CACHE_HOME=$api_scratch/cache # for calibrations
 
 die() {
     echo "FAILED: $*" | cut -c 1-400

@@ -3,7 +3,7 @@
  * moments that it was made of. */
 #include "model_files.h"
 
-#include "lab/balance.h"
+#include "engine/balance.h"
 
 #include "matrices.h"
 #include "random_programs.h"

@@ -4,8 +4,8 @@
 #include "model_files.h"
 
 #include "engine/centre.h"
+#include "engine/moments.h"
 #include "lab/lab.h"
-#include "lab/moments.h"
 
 #include "byte_tokenizer.h"
 #include "matrices.h"
@@ -112,7 +112,7 @@ static void run_text(struct run *r, const char *text) {
     below.ops.attention = attention_below;
     b->ops = &below.ops;
     need(moments_begin(&r->seen, r->m->model, b, TOKENS, &err));
-    need(context_create_take(r->m, &o, b, &r->ctx, &err));
+    need(context_create_take(r->m, &o, NULL, b, &r->ctx, &err));
     need(kvasir_seq_create(r->ctx, &r->seq, &err));
     need(kvasir_seq_eval(r->seq, ids, n, NULL, &err));
     kvasir_free(ids);
@@ -324,6 +324,161 @@ static void test_balanced(void **state) {
     }
 }
 
+/* ---- a calibration that a context makes by itself -------------------------------------------- */
+
+/* What the last context told. */
+static struct {
+    int events;
+    bool ended, stop;
+    char path[192]; /* "": it was not kept */
+    char why[256];
+} told;
+
+static bool on_event(void *user, const kvasir_calibrating *now) {
+    assert_ptr_equal(user, &told);
+    assert_true(!told.ended && now->seconds >= 0 && now->done <= now->total);
+    told.events++;
+    told.ended = now->ended;
+    snprintf(told.path, sizeof told.path, "%s", now->path ? now->path : "");
+    snprintf(told.why, sizeof told.why, "%s", now->why ? now->why : "");
+    return !told.stop;
+}
+
+enum { OWN_CTX = 200, OWN_VOCAB = 512 };
+
+/* A context that may calibrate. kept_in NULL: for itself only. */
+static kvasir_status own_context(const kvasir_model *m, const char *bits, const char *centre,
+                                 const char *kept_in, kvasir_context **out) {
+    kvasir_calibrate_options c = kvasir_calibrate_defaults();
+    kvasir_context_options o = kvasir_context_defaults();
+    o.kv_bits = bits;
+    o.key_centre = centre;
+    o.ctx = OWN_CTX;
+    o.threads = 2;
+    o.calibrate = &c;
+    c.folder = kept_in;
+    c.on_event = on_event;
+    c.user = &told;
+    told.events = 0;
+    told.ended = false;
+    told.path[0] = told.why[0] = 0;
+    return kvasir_context_create(m, &o, out, &err);
+}
+
+struct outcome {
+    uint64_t fingerprint;
+    int source; /* of the bases; -1: there are none */
+    float logits[OWN_VOCAB];
+};
+
+/* The last logits after three pages and a bit. */
+static void own(const kvasir_model *m, const char *bits, const char *centre, const char *kept_in,
+                struct outcome *out) {
+    int32_t ids[OWN_CTX];
+    kvasir_context *ctx;
+    kvasir_seq *seq;
+    kvasir_eval_options eval = kvasir_eval_defaults();
+    need(own_context(m, bits, centre, kept_in, &ctx));
+    *out = (struct outcome){.fingerprint = ctx->fingerprint, .source = -1};
+    assert_true(model_config(m->model)->vocab <= OWN_VOCAB);
+    for (int i = 0; i < OWN_CTX; i++)
+        ids[i] = i * 37 % 200;
+    for (uint32_t i = 0; i < ctx->options.n_facts; i++)
+        if (ctx->options.facts[i].kind == KVASIR_FACT_BALANCED)
+            out->source = (int)ctx->options.facts[i].n[0];
+    assert_int_equal(out->source >= 0, ctx->bases != NULL);
+    eval.last_logits = out->logits;
+    need(kvasir_seq_create(ctx, &seq, &err));
+    need(kvasir_seq_eval(seq, ids, OWN_CTX, &eval, &err));
+    kvasir_seq_destroy(seq);
+    kvasir_context_destroy(ctx);
+}
+
+static void same_bits(const struct outcome *a, const struct outcome *b) {
+    assert_true(a->fingerprint == b->fingerprint);
+    assert_memory_equal(a->logits, b->logits, sizeof a->logits);
+}
+
+/* Measured, read again, not kept, and named by the user: the same bits. */
+static void test_own(void **state) {
+    static const char *const KINDS[] = {"llama", "gemma3"}; /* with means and without */
+    char kept_in[128], file[192];
+    struct outcome first, next, without;
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        kvasir_model *m = open_model(KINDS[i]);
+        snprintf(kept_in, sizeof kept_in, "%s/caches/%s", folder.path, KINDS[i]);
+        own(m, "t4", "auto", kept_in, &first);
+        assert_true(told.ended && *told.path && told.events > 2);
+        assert_int_equal(first.source, KVASIR_CENTRE_KEPT);
+        snprintf(file, sizeof file, "%s", told.path);
+        own(m, "t4", "auto", kept_in, &next);
+        assert_true(told.events == 0 && next.source == KVASIR_CENTRE_KEPT);
+        same_bits(&first, &next);
+        own(m, "t4", "auto", NULL, &next);
+        assert_true(told.ended && !*told.path);
+        assert_non_null(strstr(told.why, "no folder"));
+        same_bits(&first, &next);
+        own(m, "t4", file, kept_in, &next);
+        assert_true(told.events == 0 && next.source == KVASIR_CENTRE_FILE);
+        same_bits(&first, &next);
+        own(m, "t4", "off", kept_in, &without);
+        assert_true(told.events == 0 && without.source == -1);
+        assert_true(memcmp(first.logits, without.logits, sizeof first.logits) != 0);
+        own(m, "8", "auto", kept_in, &next); /* nothing changes for other formats */
+        own(m, "8", "auto", NULL, &without);
+        assert_int_equal(told.events, 0);
+        same_bits(&next, &without);
+        kvasir_model_close(m);
+    }
+}
+
+static void is_refused(const kvasir_model *m, const char *kept_in, kvasir_status code,
+                       const char *text) {
+    kvasir_context *ctx;
+    assert_int_equal(own_context(m, "t4", "auto", kept_in, &ctx), code);
+    if (!strstr(err.text, text))
+        fail_msg("no '%s' in '%s'", text, err.text);
+}
+
+/* Cancelled, a folder that cannot be made, a damaged file, a file of another model, a file beside
+ * the model. */
+static void test_own_refused(void **state) {
+    char kept_in[128], path[256], file[192];
+    struct outcome first, next;
+    (void)state;
+    kvasir_model *m = open_model("qwen2"), *other = open_model("llama");
+    snprintf(kept_in, sizeof kept_in, "%s/caches/refused", folder.path);
+    told.stop = true;
+    is_refused(m, kept_in, KVASIR_ERR_CANCELLED, "cancelled");
+    told.stop = false;
+    own(m, "t4", "auto", kept_in, &first);
+    assert_true(told.ended && *told.path);
+    snprintf(file, sizeof file, "%s", told.path);
+    snprintf(path, sizeof path, "%s/folder", file);
+    own(m, "t4", "auto", path, &next);
+    assert_true(told.ended && !*told.path);
+    assert_non_null(strstr(told.why, "cannot make the folder"));
+    same_bits(&first, &next);
+
+    snprintf(path, sizeof path, "%s/%016llx.safetensors", kept_in, (unsigned long long)other->id);
+    assert_int_equal(rename(file, path), 0);
+    is_refused(other, kept_in, KVASIR_ERR_ARGUMENT, "was made with another model");
+    assert_string_equal(err.field, "context.key_centre");
+    assert_int_equal(truncate(path, 1000), 0);
+    is_refused(other, kept_in, KVASIR_ERR_FORMAT, path);
+    kvasir_model_close(other);
+
+    lab_calibration made;
+    need(lab_calibrate(m, &(lab_calibrate_options){.tokens = 128}, &made, &err));
+    temp_write(&folder, "qwen2/key-centre.safetensors", made.file, made.size);
+    kvasir_free(made.file);
+    own(m, "t4", "auto", kept_in, &next);
+    assert_true(told.events == 0 && next.source == KVASIR_CENTRE_BESIDE);
+    assert_int_equal(remove(temp_file(&folder, "qwen2/key-centre.safetensors")), 0);
+    kvasir_model_close(m);
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static bool stop_at_end(void *user, size_t done, size_t total) {
@@ -357,10 +512,9 @@ int main(void) {
     skip_without(TINY "llama/config.json");
     temp_folder_make(&folder);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_seen),
-        cmocka_unit_test(test_moments_of_keys),
-        cmocka_unit_test(test_balanced),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_seen),        cmocka_unit_test(test_moments_of_keys),
+        cmocka_unit_test(test_balanced),    cmocka_unit_test(test_own),
+        cmocka_unit_test(test_own_refused), cmocka_unit_test(test_refusals),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     temp_folder_remove(&folder);

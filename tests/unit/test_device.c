@@ -138,7 +138,7 @@ static void test_lost_device_in_a_sequence(void **state) {
     o.ctx = 256;
     o.prefill_chunk = 0; /* 0: the backend's rows_good */
     temp_folder_make(&folder);
-    need(context_create_take(model, &o, watched_backend(), &c, &err));
+    need(context_create_take(model, &o, NULL, watched_backend(), &c, &err));
     assert_int_equal(c->options.prefill_chunk, c->device.rows_good);
     need(kvasir_seq_create(c, &s, &err));
     need(kvasir_seq_eval(s, prompt[0], 20, NULL, &err));
@@ -173,7 +173,7 @@ static void test_lost_device_while_saving(void **state) {
     size_t size[2];
     o.ctx = 256;
     temp_folder_make(&folder);
-    need(context_create_take(model, &o, watched_backend(), &c, &err));
+    need(context_create_take(model, &o, NULL, watched_backend(), &c, &err));
     need(kvasir_seq_create(c, &s, &err));
     need(kvasir_seq_eval(s, prompt[0], 20, NULL, &err));
     const char *path = temp_file(&folder, "saved.safetensors");
@@ -262,7 +262,7 @@ static uint64_t context_budget(const kvasir_model *model, uint64_t memory) {
     kvasir_context *c;
     o.ctx = 1 << 20; /* which would take more */
     watched.memory_bytes = memory;
-    need(context_create_take(model, &o, watched_backend(), &c, &err));
+    need(context_create_take(model, &o, NULL, watched_backend(), &c, &err));
     kvasir_context_get_info(c, &info);
     kvasir_context_destroy(c);
     return info.cache_bytes;

@@ -287,7 +287,7 @@ static kvasir_context *context_on(const kvasir_model *model, struct backend *b) 
     kvasir_context *c;
     o.ctx = 2 * PROMPT + REPLY;
     o.cache_bytes = 16 << 20;
-    need(context_create_take(model, &o, b, &c, &err));
+    need(context_create_take(model, &o, NULL, b, &c, &err));
     return c;
 }
 

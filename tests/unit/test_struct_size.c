@@ -173,6 +173,9 @@ static void test_calls(void **state) {
     assert_int_equal(kvasir_context_create(model, &c, &ctx, &err), KVASIR_OK);
     c.struct_size = 0;
     is_size_error(kvasir_context_create(model, &c, &ctx, &err), &err, "context.struct_size");
+    c.struct_size = sizeof c;
+    c.calibrate = &(kvasir_calibrate_options){.struct_size = 0};
+    is_size_error(kvasir_context_create(model, &c, &ctx, &err), &err, "calibrate.struct_size");
     assert_int_equal(kvasir_seq_create(ctx, &seq, &err), KVASIR_OK);
     kvasir_eval_options eval = kvasir_eval_defaults();
     eval.struct_size += 8;

@@ -5,7 +5,7 @@
  */
 #include <string.h>
 
-#include "lab/moments.h"
+#include "engine/moments.h"
 
 static struct moments *moments_of(const struct backend *b) {
     _Static_assert(offsetof(struct moments, ops) == 0, "the table is where the rest begins");

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "backend/backend.h"
-#include "lab/balance.h"
+#include "engine/balance.h"
 
 /* eps: what is added to a diagonal, of its mean. */
 static const double EPS = 1e-3, EPS_LARGE = 1e-2;

@@ -10,8 +10,8 @@
  * all others. Everything is by place (struct kv_place): layers that read another layer's keys add
  * their queries to its place.
  */
-#ifndef KVASIR_LAB_MOMENTS_H
-#define KVASIR_LAB_MOMENTS_H
+#ifndef KVASIR_ENGINE_MOMENTS_H
+#define KVASIR_ENGINE_MOMENTS_H
 
 #include "engine/engine.h"
 

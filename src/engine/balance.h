@@ -17,8 +17,8 @@
  *
  * Pure functions in double, without libm but for the square root: the same bits on every machine.
  */
-#ifndef KVASIR_LAB_BALANCE_H
-#define KVASIR_LAB_BALANCE_H
+#ifndef KVASIR_ENGINE_BALANCE_H
+#define KVASIR_ENGINE_BALANCE_H
 
 #include "util/util.h"
 

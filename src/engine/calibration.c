@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* calibration.c: lab_calibrate measures a model's keys and queries on a few hundred tokens.
+/* calibration.c: measures a model's keys and queries on a few hundred tokens.
  *
  *     text -> tokens -> the model over f32 pages -> keys and queries after RoPE (moments.h)
  *          -> keys turned back to before RoPE -> mean and spread per (layer, KV head, pair)
@@ -11,10 +11,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/centre.h"
-#include "lab/balance.h"
-#include "lab/lab.h"
-#include "lab/moments.h"
+#include "engine/balance.h"
+#include "engine/calibration.h"
+#include "engine/moments.h"
 
 enum {
     TOKENS_DEFAULT = 512,
@@ -71,16 +70,15 @@ static const char TEXT[] =
     "was approved without discussion; the second, the repair of the north roof, was put off for "
     "want of a second estimate.\n";
 
-struct calibration {
-    const kvasir_model *m;
+struct measuring {
+    const struct kvasir_model *m;
     const struct model_config *config;
     struct moments seen;
     kvasir_context *ctx;
     kvasir_seq *seq;
     int32_t *ids;
     size_t n; /* tokens to run */
-    struct key_stats stats;
-    struct key_bases bases;
+    struct calibration *out;
     double *turns; /* [n][pairs][2] cos and sin for each position and pair */
     double *sums;  /* [pairs][3] sums of both dims, and of their squares */
 };
@@ -91,7 +89,7 @@ static kvasir_status no_memory(kvasir_error *err) {
 
 /* ---- the run --------------------------------------------------------------------------------- */
 
-static kvasir_status take_tokens(struct calibration *c, const lab_calibrate_options *o,
+static kvasir_status take_tokens(struct measuring *c, const struct calibrate_options *o,
                                  kvasir_error *err) {
     uint32_t most = o->tokens ? o->tokens : TOKENS_DEFAULT;
     const char *text = o->text ? o->text : TEXT;
@@ -108,7 +106,7 @@ static kvasir_status take_tokens(struct calibration *c, const lab_calibrate_opti
 }
 
 /* A CPU's backend, so that what is measured does not depend on who has a GPU. */
-static kvasir_status make_context(struct calibration *c, const lab_calibrate_options *o,
+static kvasir_status make_context(struct measuring *c, const struct calibrate_options *o,
                                   kvasir_error *err) {
     kvasir_context_options options = kvasir_context_defaults();
     struct backend_cpu_options cpu;
@@ -127,10 +125,10 @@ static kvasir_status make_context(struct calibration *c, const lab_calibrate_opt
         backend_destroy(backend);
         return status;
     }
-    return context_create_take(c->m, &options, backend, &c->ctx, err);
+    return context_create_take(c->m, &options, NULL, backend, &c->ctx, err);
 }
 
-static kvasir_status run_tokens(struct calibration *c, const lab_calibrate_options *o,
+static kvasir_status run_tokens(struct measuring *c, const struct calibrate_options *o,
                                 kvasir_error *err) {
     TRY(make_context(c, o, err));
     TRY(kvasir_seq_create(c->ctx, &c->seq, err));
@@ -141,8 +139,8 @@ static kvasir_status run_tokens(struct calibration *c, const lab_calibrate_optio
 
 /* ---- means and spreads ----------------------------------------------------------------------- */
 
-static kvasir_status make_turns(struct calibration *c, kvasir_error *err) {
-    const uint32_t pairs = c->stats.n;
+static kvasir_status make_turns(struct measuring *c, kvasir_error *err) {
+    const uint32_t pairs = c->out->stats.n;
     double inv_freq[ROPE_PAIRS_MAX];
     c->turns = mem_calloc(c->n * pairs, 2 * sizeof *c->turns);
     c->sums = mem_calloc(pairs, 3 * sizeof *c->sums);
@@ -157,8 +155,8 @@ static kvasir_status make_turns(struct calibration *c, kvasir_error *err) {
     return KVASIR_OK;
 }
 
-static void add_key(struct calibration *c, size_t position, const float *key) {
-    uint32_t pairs = c->stats.n;
+static void add_key(struct measuring *c, size_t position, const float *key) {
+    uint32_t pairs = c->out->stats.n;
     const double *turn = c->turns + position * pairs * 2;
     for (uint32_t j = 0; j < pairs; j++, turn += 2) {
         double a = (double)key[j], b = (double)key[j + pairs];
@@ -169,10 +167,10 @@ static void add_key(struct calibration *c, size_t position, const float *key) {
     }
 }
 
-static void measure_head(struct calibration *c, uint32_t layer, uint32_t head) {
-    uint32_t pairs = c->stats.n, dim = c->config->head_dim;
+static void measure_head(struct measuring *c, uint32_t layer, uint32_t head) {
+    uint32_t pairs = c->out->stats.n, dim = c->config->head_dim;
     _Static_assert((int)SINKS < (int)TOKENS_MIN, "tokens are left after the sinks");
-    ASSERT(layer < c->stats.layers && head < c->stats.kv_heads && 2 * pairs <= dim);
+    ASSERT(layer < c->out->stats.layers && head < c->out->stats.kv_heads && 2 * pairs <= dim);
     const float *keys = moments_keys(&c->seen, model_kv_place(c->m->model, layer), head);
     memset(c->sums, 0, pairs * 3 * sizeof *c->sums);
     for (size_t p = SINKS; p < c->n; p++)
@@ -182,17 +180,17 @@ static void measure_head(struct calibration *c, uint32_t layer, uint32_t head) {
     for (uint32_t j = 0; j < pairs; j++) {
         double m1 = c->sums[3 * j] / n, m2 = c->sums[3 * j + 1] / n;
         double spread = c->sums[3 * j + 2] / n - m1 * m1 - m2 * m2;
-        c->stats.mean[2 * (at + j)] = (float)m1;
-        c->stats.mean[2 * (at + j) + 1] = (float)m2;
-        c->stats.rms[at + j] = (float)m_sqrt(spread > 0 ? spread / 2 : 0);
+        c->out->stats.mean[2 * (at + j)] = (float)m1;
+        c->out->stats.mean[2 * (at + j) + 1] = (float)m2;
+        c->out->stats.rms[at + j] = (float)m_sqrt(spread > 0 ? spread / 2 : 0);
     }
 }
 
 /* Of a model whose keys are alike. */
-static kvasir_status measure_means(struct calibration *c, kvasir_error *err) {
+static kvasir_status measure_means(struct measuring *c, kvasir_error *err) {
     TRY(make_turns(c, err));
-    for (uint32_t layer = 0; layer < c->stats.layers; layer++)
-        for (uint32_t head = 0; head < c->stats.kv_heads; head++)
+    for (uint32_t layer = 0; layer < c->out->stats.layers; layer++)
+        for (uint32_t head = 0; head < c->out->stats.kv_heads; head++)
             measure_head(c, layer, head);
     return KVASIR_OK;
 }
@@ -206,7 +204,7 @@ struct desk {
     float *tile;            /* [TILE_TOKENS][dim] */
 };
 struct balancing {
-    const struct calibration *c;
+    const struct measuring *c;
     const struct key_centre *centre; /* or NULL */
     struct desk *desks;              /* [workers] */
     size_t first, n;                 /* heads of this round, of all groups */
@@ -241,7 +239,7 @@ static bool round_matrix(const double *from, size_t n, float *to) {
 
 static void balance_one(void *ctx, size_t item, int worker) {
     struct balancing *w = ctx;
-    const struct key_bases *b = &w->c->bases;
+    const struct key_bases *b = &w->c->out->bases;
     const struct desk *desk = &w->desks[worker];
     uint32_t head;
     const struct kv_place place = place_of(b, w->first + item, &head);
@@ -259,8 +257,8 @@ static void balance_one(void *ctx, size_t item, int worker) {
 
 static bool make_desks(struct balancing *w, uint32_t workers) {
     uint32_t dim = 0;
-    for (uint32_t g = 0; g < w->c->bases.n_groups; g++)
-        dim = max_u32(dim, w->c->bases.group[g].head_dim);
+    for (uint32_t g = 0; g < w->c->out->bases.n_groups; g++)
+        dim = max_u32(dim, w->c->out->bases.group[g].head_dim);
     w->desks = mem_calloc(workers, sizeof *w->desks);
     for (uint32_t i = 0; w->desks && i < workers; i++) {
         struct desk *d = &w->desks[i];
@@ -285,7 +283,7 @@ static void free_desks(struct balancing *w, uint32_t workers) {
 }
 
 /* All heads, on the context's threads. */
-static kvasir_status run_rounds(struct balancing *w, const lab_calibrate_options *o,
+static kvasir_status run_rounds(struct balancing *w, const struct calibrate_options *o,
                                 uint32_t workers, kvasir_error *err) {
     struct backend *b = w->c->ctx->backend;
     const size_t most = (size_t)HEADS_A_ROUND * workers;
@@ -303,18 +301,18 @@ static kvasir_status run_rounds(struct balancing *w, const lab_calibrate_options
 }
 
 /* Of keys as pages would hold them: less the centre that a format of tiles has. */
-static kvasir_status measure_bases(struct calibration *c, const lab_calibrate_options *o,
-                                   lab_calibration *out, kvasir_error *err) {
+static kvasir_status measure_bases(struct measuring *c, const struct calibrate_options *o,
+                                   kvasir_error *err) {
     const uint32_t workers = c->ctx->device.workers;
     struct centres *centres = NULL;
     struct balancing w = {.c = c};
     double logs = 0;
     kvasir_status status;
-    TRY(key_bases_init(&c->bases, c->m->model, err));
-    TRY_GOTO(centres_choose(&c->stats, c->m->model, true, &centres, err));
+    TRY(key_bases_init(&c->out->bases, c->m->model, err));
+    TRY_GOTO(centres_choose(&c->out->stats, c->m->model, true, &centres, err));
     w.centre = centres ? &centres->centre : NULL;
-    for (uint32_t g = 0; g < c->bases.n_groups; g++)
-        w.n += (size_t)c->bases.group[g].layers * c->bases.group[g].kv_heads;
+    for (uint32_t g = 0; g < c->out->bases.n_groups; g++)
+        w.n += (size_t)c->out->bases.group[g].layers * c->out->bases.group[g].kv_heads;
     w.gain = mem_calloc(w.n, sizeof *w.gain);
     if (!w.gain || !make_desks(&w, workers)) {
         status = no_memory(err);
@@ -323,8 +321,8 @@ static kvasir_status measure_bases(struct calibration *c, const lab_calibrate_op
     TRY_GOTO(run_rounds(&w, o, workers, err));
     for (size_t i = 0; i < w.n; i++)
         logs += m_log(w.gain[i]);
-    out->heads = (uint32_t)w.n;
-    out->gain = m_exp(logs / (double)w.n);
+    c->out->heads = (uint32_t)w.n;
+    c->out->gain = m_exp(logs / (double)w.n);
 done:
     free_desks(&w, workers);
     mem_free(w.gain);
@@ -334,61 +332,35 @@ done:
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-static kvasir_status write_file(const struct calibration *c, lab_calibration *out,
-                                kvasir_error *err) {
-    struct text_buf file = {0};
-    TRY(centre_file_write(c->m->model, c->m->id, &c->stats, &c->bases, out->tokens, &file, err));
-    out->file = file.data;
-    out->size = file.len;
-    return KVASIR_OK;
-}
-
-/* How many pairs a context with this file centres. */
-static kvasir_status count_pairs(const struct calibration *c, lab_calibration *out,
-                                 kvasir_error *err) {
-    struct centres *chosen = NULL;
-    TRY(centres_choose(&c->stats, c->m->model, false, &chosen, err));
-    const size_t heads = (size_t)c->stats.layers * c->stats.kv_heads;
-    out->rotary_pairs = c->stats.n;
-    out->pairs = chosen ? (double)chosen->first[heads] / (double)heads : 0;
-    centres_destroy(chosen);
-    return KVASIR_OK;
-}
-
-static kvasir_status calibrate(struct calibration *c, const lab_calibrate_options *o,
-                               lab_calibration *out, kvasir_error *err) {
+static kvasir_status measure(struct measuring *c, const struct calibrate_options *o,
+                             kvasir_error *err) {
     struct kv_shape shapes[CACHE_GROUPS_MAX];
     if (model_kv_groups(c->m->model, shapes) == 0)
         return fail(err, KVASIR_ERR_UNSUPPORTED, "the model has no keys: no layer has attention");
     TRY(take_tokens(c, o, err));
     TRY(run_tokens(c, o, err));
-    *out = (lab_calibration){.tokens = (uint32_t)c->n - SINKS};
-    TRY(key_stats_init(&c->stats, c->m->model, err));
-    if (c->stats.n)
+    c->out->tokens = (uint32_t)c->n - SINKS;
+    TRY(key_stats_init(&c->out->stats, c->m->model, err));
+    if (c->out->stats.n)
         TRY(measure_means(c, err));
-    TRY(measure_bases(c, o, out, err));
-    TRY(count_pairs(c, out, err));
-    return write_file(c, out, err);
+    return measure_bases(c, o, err);
 }
 
-kvasir_status lab_calibrate(const kvasir_model *m, const lab_calibrate_options *o,
-                            lab_calibration *out, kvasir_error *err) {
-    struct calibration c = {.m = m, .config = model_config(m->model)};
-    kvasir_status status = calibrate(&c, o, out, err);
+kvasir_status calibration_measure(const struct kvasir_model *m, const struct calibrate_options *o,
+                                  struct calibration *out, kvasir_error *err) {
+    struct measuring c = {.m = m, .config = model_config(m->model), .out = out};
+    *out = (struct calibration){0};
+    const kvasir_status status = measure(&c, o, err);
     kvasir_seq_destroy(c.seq);
     kvasir_context_destroy(c.ctx);
     moments_deinit(&c.seen);
-    key_stats_deinit(&c.stats);
-    key_bases_deinit(&c.bases);
     mem_free(c.ids);
     mem_free(c.turns);
     mem_free(c.sums);
     return status;
 }
 
-kvasir_status lab_calibration_path(const kvasir_model *m, char **path, kvasir_error *err) {
-    struct text_buf text = {0};
-    kvasir_status status = centre_file_path(m, &text, err);
-    *path = text.data;
-    return status;
+void calibration_deinit(struct calibration *c) {
+    key_stats_deinit(&c->stats);
+    key_bases_deinit(&c->bases);
 }
