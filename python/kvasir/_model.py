@@ -87,8 +87,11 @@ class Model(Handle):
                 kv_exact_tail: int = 0, max_kv_size: int = 0, kv_keep: int | None = None,
                 ctx: int = 0, cache_bytes: int = 0, prefill_chunk: int | None = None,
                 snapshot_tokens: int = 0, threads: int = 0, cpu_tier: str | None = None,
-                act_bits: int | None = None, device: str | None = None) -> Context:
-        """Options as in kvasir_context_options of kvasir.h; None: the library's default."""
+                act_bits: int | None = None, device: str | None = None,
+                calibrations: str | os.PathLike[str] | None = None) -> Context:
+        """Options as in kvasir_context_options of kvasir.h; None: the library's default.
+        calibrations: a folder; a tile format of K takes the model's calibration from there, or
+        measures one and keeps it there (kvasir_calibrate.h)."""
         options = {k: v for k, v in locals().items() if k != "self"}
         context = Context(self, options)
         self._contexts.add(context)

@@ -44,6 +44,13 @@ class Context(Handle):
         o, error = ffi.new("kvasir_context_options *"), new_error()
         lib.kvasir_context_init(o, ffi.sizeof("kvasir_context_options"))
         kept = []
+        folder = options.pop("calibrations")
+        if folder is not None:
+            kept.append(ffi.new("char[]", os.fsencode(folder)))
+            calibrate = ffi.new("kvasir_calibrate_options *")
+            calibrate.struct_size = ffi.sizeof("kvasir_calibrate_options")
+            calibrate.folder = kept[-1]
+            o.calibrate = calibrate
         for name, value in options.items():
             if isinstance(value, (str, os.PathLike)):
                 kept.append(ffi.new("char[]", os.fsencode(value)))

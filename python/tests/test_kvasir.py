@@ -95,6 +95,13 @@ class Caches(Base):
                 context.load(Path(folder) / "none")
             self.assertIn("No such file", str(caught.exception))
 
+    def test_calibrations(self) -> None:
+        """Formats without bases measure nothing."""
+        with tempfile.TemporaryDirectory() as folder:
+            with self.model.context(kv_bits=BITS, ctx=64, calibrations=folder) as context:
+                self.assertEqual(context.info.ctx, 64)
+            self.assertEqual(list(Path(folder).iterdir()), [])
+
     def test_errors(self) -> None:
         with self.assertRaises(kvasir.Error) as caught:
             self.model.context(kv_bits="7")
