@@ -568,8 +568,11 @@ static int start_engine(struct serve *s) {
         s->options.cache_dir = s->options.cache_remote = NULL;
     else
         calibrate_unasked(&s->options.context, s->a->model, s->a->quiet);
-    if (kvasir_engine_create(s->model, &s->options, &s->engine, &err))
+    if (kvasir_engine_create(s->model, &s->options, &s->engine, &err)) {
+        if (err.code == KVASIR_ERR_CANCELLED) /* by a signal, which ends the program now */
+            pthread_sigmask(SIG_UNBLOCK, &s->signals, NULL);
         return library_error(&COMMAND, &err);
+    }
     kvasir_engine_get_context(s->engine, &info);
     if (!s->a->quiet) {
         print_context_facts(&info);
