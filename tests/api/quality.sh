@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # `kvasir quality` with random weights and a tokenizer of 512 tokens: the same figures as
-# `kvasir perplexity --base`, depths, a run that is continued, the plot, and what is refused.
+# `kvasir perplexity --base`, depths, a run that is continued, the plot, and what is refused;
+# tools/retrieval.py.
 . "$(dirname "$0")/../support/api.bash"
 tiny_model
 text=$SHARED_DIR/text/wikitext-2-raw/wiki.test.raw
@@ -108,6 +109,14 @@ bad 2 '--kv-bits: f32 is the exact run' --kv-bits 8 f32 -q
 bad 2 '--kv-bits: 8,8 and 8 are the same' --kv-bits 8 8,8 -q
 bad 2 '--kv-bits: 4 is given twice' --kv-bits 4 8 4
 bad 1 '-f: none: No such file' -f none -q
+
+# questions about facts and sums: answers over a hit are those without
+ask() { KVASIR=$kvasir python3 "$SOURCE_DIR/tools/retrieval.py" "$@" --formats f32 t4 >out 2>err; }
+ask facts model --tokens 700 --cold 2 --text "$text" || die "facts"
+[ "$(grep -c '^| .* of 10 | [0-9]* of 2 | 2 of 2 | ' out)" = 2 ] || die "facts: lines"
+ask sums model --questions 3 --state sums || die "sums"
+grep -q '^| f32 | [0-9]* | [0-3] of 3 | 0 | 0.0 % |$' out || die "sums: the exact run"
+ls sums/model-sums-3-t4.out >/dev/null || die "sums: no answers are kept"
 
 # Ctrl-C keeps what is finished
 timeout --foreground 60 env --default-signal=INT "$kvasir" quality -m model -f "$text" --threads 1 \
