@@ -98,8 +98,8 @@ def ask_facts(a):
     right = [answer for _, answer in questions]
     # one at a time: the first one's prefix is stored when the next one looks for it
     alone = ("--max-num-seqs", "1", "--ctx", str(a.tokens + 200), "--order", "input")
-    row("format", "tokens", "found over a hit", "found cold", "cold as over the hit",
-        "answers as exact")
+    row("format", "tokens", "found over a hit", "of those that exact found", "found cold",
+        "cold as over the hit")
     row(*["---"] * 6)
     exact = None
     for form in a.formats:
@@ -113,9 +113,10 @@ def ask_facts(a):
             assert cached == 0, f"{form}: a cold question had a hit"
             cold += more
         exact = exact or warm
+        both = sum(x == y == z for x, y, z in zip(warm, exact, right))
         row(form, tokens, f"{count(warm, right)} of {len(right)}",
-            f"{count(cold, right)} of {len(cold)}", f"{count(cold, warm)} of {len(cold)}",
-            f"{count(warm, exact)} of {len(right)}")
+            f"{both} of {count(exact, right)}", f"{count(cold, right)} of {len(cold)}",
+            f"{count(cold, warm)} of {len(cold)}")
 
 
 def ask_sums(a):

@@ -113,7 +113,7 @@ bad 1 '-f: none: No such file' -f none -q
 # questions about facts and sums: answers over a hit are those without
 ask() { KVASIR=$kvasir python3 "$SOURCE_DIR/tools/retrieval.py" "$@" --formats f32 t4 >out 2>err; }
 ask facts model --tokens 700 --cold 2 --text "$text" || die "facts"
-[ "$(grep -c '^| .* of 10 | [0-9]* of 2 | 2 of 2 | ' out)" = 2 ] || die "facts: lines"
+[ "$(grep -c '^| .* of 10 | .* of 2 | 2 of 2 |$' out)" = 2 ] || die "facts: lines"
 ask sums model --questions 3 --state sums || die "sums"
 grep -q '^| f32 | [0-9]* | [0-3] of 3 | 0 | 0.0 % |$' out || die "sums: the exact run"
 ls sums/model-sums-3-t4.out >/dev/null || die "sums: no answers are kept"
