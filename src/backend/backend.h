@@ -353,6 +353,7 @@ struct backend_info {
     uint64_t memory_bytes;    /* free memory of the device; 0: it uses the host's */
     bool pages_without_bytes; /* each page takes one unit of the arena, whatever its size */
     bool gives_pages_back;    /* arena_release gives back the memory of any single page */
+    bool exact_tails;         /* attention sees shadows of pages before a query's (tail_pages) */
 };
 
 /* ---- the table ------------------------------------------------------------------------------- */

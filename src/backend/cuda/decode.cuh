@@ -506,10 +506,6 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
     kernel_comes();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
     const decode_item item = g.decode[blockIdx.x];
-    if (blockIdx.x >= g.counts[COUNT_DECODE]) {
-        kernel_waits();
-        return;
-    }
     const uint32_t kv = blockIdx.y,
                    first_run = item.super * SUPER_RUNS + SUPER_RUNS / gridDim.z * blockIdx.z,
                    run = first_run + warp;
@@ -519,7 +515,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
     const int per_block = SUPER_RUNS / gridDim.z,
               active = max(0, min(per_block, (int)(item.pos / RUN - first_run) + 1)),
               slots = min(a.slots, BARRIERS) / max(active, 1);
-    if (active == 0) { // after the row's end
+    if (blockIdx.x >= g.counts[COUNT_DECODE] || active == 0) { // after the row's end
         kernel_waits();
         return;
     }

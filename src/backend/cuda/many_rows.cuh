@@ -317,8 +317,8 @@ __global__ void __launch_bounds__(WM *GROUP_THREADS + 32, blocks_together<N, WM>
         b.multiply_alone(warp);
 }
 
-// Adds the runs' sums of splits. grid: [N rows][SUMS_VALUES / N outputs]. tile: a.part[].first counts
-// in so many outputs; outputs: of all blocks of many_kernel.
+// Adds the runs' sums of splits. grid: [N rows][SUMS_VALUES / N outputs]. tile: a.part[].first
+// counts in so many outputs; outputs: of all blocks of many_kernel.
 template <int N>
 __global__ void __launch_bounds__(SUMS_VALUES / 4)
     sums_kernel(const __grid_constant__ product_args a, const float *sums, uint32_t tile,
