@@ -109,7 +109,6 @@ done:
 static kvasir_status measure(struct search *s, const kvasir_context_options *o,
                              struct calibration *out, kvasir_error *err) {
     const struct calibrate_options options = {.tokens = TOKENS,
-
                                               .threads = o->threads,
                                               .cpu_tier = o->cpu_tier,
                                               .on_progress = on_progress,

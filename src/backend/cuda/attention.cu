@@ -6,6 +6,21 @@
 // (basis.cu).
 #include "backend/cuda/internal.cuh"
 
+PassArgs pass_args(const cuda_backend *b, const attention_op &op, const attention_pass &pass) {
+    const uint32_t kv_heads = b->limits.group[op.group].kv_heads;
+    return {pass.basis == BASIS_BALANCED ? pass.turned : pass.q,
+            pass.out,
+            pass.ms,
+            pass.basis,
+            pass.basis == BASIS_HADAMARD ? pass.factor : 0,
+            pass.factor,
+            op.scale,
+            op.layer,
+            op.heads,
+            op.heads / kv_heads,
+            kv_heads};
+}
+
 static void run_pass(cuda_backend *b, const attention_op &op, const attention_pass &pass) {
     const group_plan &plan = b->plan[op.group];
     const bool fast = plan.k_formats[pass.basis] != 0;

@@ -95,23 +95,8 @@ void attention_decode(cuda_backend *b, const attention_op &op, const attention_p
         return;
     const bool team =
         bytes >= c.team_bytes && std::min(slots * WARPS, (int)BARRIERS) >= c.team_chunks;
-    const bool turns = pass.basis == BASIS_HADAMARD;
-    const DecodeArgs args = {pass.basis == BASIS_BALANCED ? pass.turned : pass.q,
-                             pass.out,
-                             pass.ms,
-                             pass.basis,
-                             turns ? pass.factor : 0,
-                             pass.factor,
-                             op.scale,
-                             op.layer,
-                             op.heads,
-                             gqa,
-                             kv_heads,
-                             slots * WARPS,
-                             team,
-                             b->part_out,
-                             b->part_ms,
-                             b->arrived};
+    const DecodeArgs args = {
+        pass_args(b, op, pass), slots * WARPS, team, b->part_out, b->part_ms, b->arrived};
     const uint32_t split = decode_split(b, blocks);
     cuda_ok(b, launch_early(b, c.kernel, dim3(plan.blocks[COUNT_DECODE], kv_heads, split), THREADS,
                             bytes, b->group[op.group], args));

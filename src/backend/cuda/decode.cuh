@@ -25,14 +25,7 @@
 
 #include "backend/cuda/cols.cuh"
 
-struct DecodeArgs {
-    const float *q; // [row][head][D]
-    float *out;
-    float2 *ms;       // [row][head]; NULL: not wanted (attention_pass)
-    uint32_t basis;   // of the pages
-    float turn, back; // factor of H for queries, for outputs; 0: they are not rotated
-    float scale;
-    uint32_t layer, heads, gqa, kv_heads;
+struct DecodeArgs : PassArgs {
     int slots; // of a block's ring
     bool team; // it holds a run and its scores
     // partial results: [item][kv head][gqa]; split: [item][kv head][run][gqa]

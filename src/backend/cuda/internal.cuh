@@ -512,6 +512,18 @@ struct attention_pass {
     float2 *ms;     // [row][head] maximum and sum; NULL: not wanted
     float factor;   // of H, which outputs are rotated back by; 0: the basis is the plain one
 };
+// What the kernels of both are told of a pass.
+struct PassArgs {
+    const float *q; // [row][head][D]
+    float *out;
+    float2 *ms;       // [row][head]; NULL: not wanted (attention_pass)
+    uint32_t basis;   // of the pages
+    float turn, back; // factor of H for queries, for outputs; 0: they are not rotated
+    float scale;
+    uint32_t layer, heads, gqa, kv_heads;
+};
+PassArgs pass_args(const cuda_backend *b, const struct attention_op &op,
+                   const attention_pass &pass);
 // The decode and the prefill items of a group's step.
 void attention_decode(cuda_backend *b, const struct attention_op &op, const attention_pass &pass);
 void attention_prefill(cuda_backend *b, const struct attention_op &op, const attention_pass &pass);

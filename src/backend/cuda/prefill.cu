@@ -43,14 +43,7 @@ enum { ARRIVALS = 1 };
 #define REGISTERS_UP(n)   (void)0
 #endif
 
-struct PrefillArgs {
-    const float *q; // [row][head][D]
-    float *out;
-    float2 *ms;       // [row][head]; NULL: not wanted (attention_pass)
-    uint32_t basis;   // of the pages
-    float turn, back; // factor of H for queries, for outputs; 0: they are not rotated
-    float scale;
-    uint32_t layer, heads, gqa, kv_heads;
+struct PrefillArgs : PassArgs {
     int slots; // of K, and of V
 };
 
@@ -728,19 +721,7 @@ void attention_prefill(cuda_backend *b, const attention_op &op, const attention_
     if (!cuda_ok(b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          (int)bytes)))
         return;
-    const bool turns = pass.basis == BASIS_HADAMARD;
-    const PrefillArgs args = {pass.basis == BASIS_BALANCED ? pass.turned : pass.q,
-                              pass.out,
-                              pass.ms,
-                              pass.basis,
-                              turns ? pass.factor : 0,
-                              pass.factor,
-                              op.scale,
-                              op.layer,
-                              op.heads,
-                              op.heads / kv_heads,
-                              kv_heads,
-                              slots};
+    const PrefillArgs args = {pass_args(b, op, pass), slots};
     cuda_ok(b, launch_early(b, c.kernel, plan.blocks[COUNT_PREFILL] * kv_heads, c.threads, bytes,
                             b->group[op.group], args));
 }

@@ -109,11 +109,6 @@ static uint32_t bucket(uint64_t n) {
 
 // ---- what rows see ---------------------------------------------------------------------------
 
-// Lowest position after the kept ones that a query at p sees.
-static uint32_t window_start(const kv_view *v, uint32_t p) {
-    return v->span == UINT32_MAX || p < v->span ? 0 : p + 1 - v->span;
-}
-
 // Super-runs of which the row at p sees something: [0, kept) and [first, end).
 struct seen_supers {
     uint32_t kept, first, end;
@@ -123,7 +118,7 @@ struct seen_supers {
 static seen_supers supers_seen(const kv_view *v, uint32_t p, uint32_t last) {
     uint32_t end = last / SUPER_TOKENS + 1, kept = v->keep ? (v->keep - 1) / SUPER_TOKENS + 1 : 0;
     kept = std::min(kept, end);
-    return {kept, std::max(kept, window_start(v, p) / SUPER_TOKENS), end};
+    return {kept, std::max(kept, kv_window_start(v->span, p) / SUPER_TOKENS), end};
 }
 
 static seen_supers supers_seen(const kv_view *v, uint32_t p) {
@@ -154,7 +149,7 @@ static bool seen_pages_present(const kv_view *v, const batch_seq *s) {
     uint32_t last = s->pos + s->rows - 1, keep = std::min(v->keep, last + 1);
     return v->base_page >= v->kept_pages &&
            pages_present(v, 0, (keep + TILE_TOKENS - 1) / TILE_TOKENS) &&
-           pages_present(v, window_start(v, s->pos) / TILE_TOKENS, last / TILE_TOKENS + 1);
+           pages_present(v, kv_window_start(v->span, s->pos) / TILE_TOKENS, last / TILE_TOKENS + 1);
 }
 
 static uint32_t pages_touched(const batch_seq *s) {
@@ -193,7 +188,7 @@ struct row_run {
 // plain: one bit for each layout that only the plain kernel reads; all of them if the group is
 // plain as a whole.
 static bool sees_plain(const kv_view *v, uint32_t plain, uint32_t p) {
-    const uint32_t end = p / TILE_TOKENS + 1, start = window_start(v, p) / TILE_TOKENS,
+    const uint32_t end = p / TILE_TOKENS + 1, start = kv_window_start(v->span, p) / TILE_TOKENS,
                    keep = std::min(v->keep, p), kept = (keep + TILE_TOKENS - 1) / TILE_TOKENS;
     for (uint32_t i = start; i < end; i++)
         if (plain >> layout_seen(v, i, p) & 1)
@@ -210,8 +205,9 @@ static row_run row_run_at(const kv_view *v, const batch_seq *s, uint32_t plain, 
     row_run run = {first, first + 1, sees_plain(v, plain, s->pos + first)};
     for (; run.end < s->rows; run.end++) {
         const uint32_t p = s->pos + run.end;
-        const bool other_pages = p % TILE_TOKENS == 0 || window_start(v, p) / TILE_TOKENS !=
-                                                             window_start(v, p - 1) / TILE_TOKENS;
+        const bool other_pages =
+            p % TILE_TOKENS == 0 || kv_window_start(v->span, p) / TILE_TOKENS !=
+                                        kv_window_start(v->span, p - 1) / TILE_TOKENS;
         if (other_pages && sees_plain(v, plain, p) != run.plain)
             break;
     }
