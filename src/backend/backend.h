@@ -210,25 +210,34 @@ static inline uint32_t kv_view_index(const struct kv_view *v, uint32_t number) {
 }
 
 /* The first position of the window of a query at p: 0 if it sees everything before it. */
-static inline uint32_t kv_window_start(uint32_t span, uint32_t p) {
+static inline BACKEND_DEVICE uint32_t kv_window_start(uint32_t span, uint32_t p) {
     return span == UINT32_MAX || p < span ? 0 : p + 1 - span;
 }
 
 /* The first page of the exact tail of the queries in page `number`: one of those that the first of
  * them sees. */
-static inline uint32_t kv_tail_first(uint32_t tail_pages, uint32_t span, uint32_t number) {
+static inline BACKEND_DEVICE uint32_t kv_tail_first(uint32_t tail_pages, uint32_t span,
+                                                    uint32_t number) {
     const uint32_t first = number > tail_pages ? number - tail_pages : 0,
                    window = kv_window_start(span, number * TILE_TOKENS) / TILE_TOKENS;
     return first > window ? first : window;
 }
 
-/* Whether queries in page `from` see the rows of page `number` at 16 bits, if it is encoded when it
- * is full: a function of these numbers alone. Not those of a kept page that leaves the window
- * before the last of them: it stays, but its shadow goes as others do. */
+/* The first page whose rows queries in page `from` see at 16 bits, if it is encoded when it is
+ * full: a function of these numbers alone. Not a kept page that leaves the window before the last
+ * of these queries: it stays, but its shadow goes as others do. */
+static inline BACKEND_DEVICE uint32_t kv_shadow_first(uint32_t kept_pages, uint32_t span,
+                                                      uint32_t tail_pages, uint32_t from) {
+    const uint32_t last = from * TILE_TOKENS + TILE_TOKENS - 1,
+                   window = kv_window_start(span, last) / TILE_TOKENS,
+                   stays = kept_pages < window ? kept_pages : window,
+                   first = kv_tail_first(tail_pages, span, from);
+    return first > stays ? first : stays;
+}
+
+/* Whether queries in page `from` see those of page `number` so. */
 static inline bool kv_sees_shadow(const struct kv_view *v, uint32_t from, uint32_t number) {
-    const uint32_t last = from * TILE_TOKENS + TILE_TOKENS - 1;
-    return number >= kv_tail_first(v->tail_pages, v->span, from) &&
-           (number >= v->kept_pages || number >= kv_window_start(v->span, last) / TILE_TOKENS);
+    return number >= kv_shadow_first(v->kept_pages, v->span, v->tail_pages, from);
 }
 
 /* The shadow of page `number`; NULL: it has none. */
@@ -330,7 +339,7 @@ struct backend_limits {
     /* of op_experts; 0: it is never called */
     uint32_t experts, top_k, expert_dim; /* expert_dim: inputs of an expert's down matrix */
     /* For the tables of a step on a device; the CPU needs none of it. */
-    uint64_t pages;  /* entries of all page tables of one layer group in a step */
+    uint64_t pages;  /* entries of all page tables of one layer group in a step, and shadows */
     uint32_t groups; /* layer groups */
     struct backend_group {
         uint32_t heads, kv_heads, head_dim; /* heads: query heads */
@@ -353,7 +362,6 @@ struct backend_info {
     uint64_t memory_bytes;    /* free memory of the device; 0: it uses the host's */
     bool pages_without_bytes; /* each page takes one unit of the arena, whatever its size */
     bool gives_pages_back;    /* arena_release gives back the memory of any single page */
-    bool exact_tails;         /* attention sees shadows of pages before a query's (tail_pages) */
 };
 
 /* ---- the table ------------------------------------------------------------------------------- */

@@ -30,9 +30,11 @@ kvasir_status context_create_take(const struct kvasir_model *model,
         if (!shapes[g].fixed_format)
             shapes[g].basis = &c->bases->group[g];
     TRY_GOTO(kv_cache_create(c->backend, shapes, c->n_groups, &c->options.cache, &c->cache, err));
-    uint32_t rows = c->options.prefill_chunk;
-    TRY_GOTO(model_run_create(model->model, c->backend, c->options.ctx, rows, c->options.logit_rows,
-                              &c->run, err));
+    const struct run_limits limits = {.rows = c->options.prefill_chunk,
+                                      .logit_rows = c->options.logit_rows,
+                                      .ctx = c->options.ctx,
+                                      .tail_pages = kv_cache_tail_pages(c->cache)};
+    TRY_GOTO(model_run_create(model->model, c->backend, &limits, &c->run, err));
     if (c->centres)
         TRY_GOTO(backend_reserve_centre(c->backend, &c->centres->centre, err));
     for (uint32_t g = 0; c->backend->ops->reserve_basis && g < c->n_groups; g++)

@@ -275,11 +275,6 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     s->cache.quantized_start = o->like ? 0 : o->quantized_kv_start;
     s->cache.state_bytes = model_state_bytes(m->model);
     s->cache.exact_tail = o->like ? 0 : o->kv_exact_tail;
-    if (has_tail(s) && !device->exact_tails)
-        return fail_field(err, KVASIR_ERR_UNSUPPORTED, "context.kv_exact_tail",
-                          "%s has no kernels for an exact tail: leave it out, or compute on the "
-                          "CPU",
-                          device->name);
     if (s->cache.state_bytes || has_tail(s))
         s->snapshot_tokens = (uint32_t)round_up(o->snapshot_tokens, TILE_TOKENS);
     if (o->like)

@@ -236,12 +236,19 @@ struct state_layout {
 };
 struct state_layout model_state_layout(const struct model *m, uint32_t layer);
 
+/* The most that steps of a run have. */
+struct run_limits {
+    uint32_t rows;
+    uint32_t logit_rows; /* that produce logits at a time */
+    uint32_t ctx;        /* positions of a sequence */
+    uint32_t tail_pages; /* of its exact tail (struct kv_view) */
+};
+
 struct model_run;
-/* Creates buffers for steps of up to max_rows rows, of which up to max_logit_rows produce logits at
- * a time, of sequences of up to ctx positions. The model and the backend are borrowed until the run
- * is destroyed. Nothing is allocated after this. */
-kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_t ctx,
-                               uint32_t max_rows, uint32_t max_logit_rows, struct model_run **out,
+/* Creates buffers for such steps. The model and the backend are borrowed until the run is
+ * destroyed. Nothing is allocated after this. */
+kvasir_status model_run_create(const struct model *m, struct backend *b,
+                               const struct run_limits *limits, struct model_run **out,
                                kvasir_error *err) MUST_CHECK;
 void model_run_destroy(struct model_run *r);
 /* Bytes of those buffers. */

@@ -157,19 +157,21 @@ static kvasir_status alloc_buffers(struct model_run *r, uint32_t rows, uint32_t 
     return KVASIR_OK;
 }
 
-/* Page tables of full contexts, one per row of a step. */
-static uint64_t table_entries(uint32_t ctx, uint32_t rows) {
-    return ((uint64_t)ctx / TILE_TOKENS + 2) * rows;
+/* Page tables of full contexts, one per row of a step: pages, and shadows of the exact tail and of
+ * the pages that rows are stored into. */
+static uint64_t table_entries(const struct run_limits *l) {
+    return ((uint64_t)l->ctx / TILE_TOKENS + 2 + l->tail_pages + 2) * l->rows;
 }
 
-static kvasir_status reserve(struct model_run *r, uint32_t rows, uint32_t ctx, kvasir_error *err) {
+static kvasir_status reserve(struct model_run *r, const struct run_limits *most,
+                             kvasir_error *err) {
     const struct model *m = r->model;
     const struct model_config *c = &m->config;
     const struct widths w = widths_of(c);
     struct backend_limits limits = {
-        .rows = rows,
-        .seqs = rows,
-        .pages = table_entries(ctx, rows),
+        .rows = most->rows,
+        .seqs = most->rows,
+        .pages = table_entries(most),
         .groups = m->n_groups,
         .dim = max_u32(max_u32(c->dim, w.ffn), max_u32(max_u32(w.q, w.z), c->moe.dim)),
         .vocab = c->vocab,
@@ -245,8 +247,8 @@ static kvasir_status make_ropes(struct model_run *r, uint32_t ctx, kvasir_error 
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_t ctx,
-                               uint32_t max_rows, uint32_t max_logit_rows, struct model_run **out,
+kvasir_status model_run_create(const struct model *m, struct backend *b,
+                               const struct run_limits *limits, struct model_run **out,
                                kvasir_error *err) {
     *out = NULL;
     struct model_run *r = mem_calloc(1, sizeof *r);
@@ -254,13 +256,13 @@ kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_
         return fail(err, KVASIR_ERR_MEMORY, "out of memory for a model run");
     r->model = m;
     r->backend = b;
-    r->max_logit_rows = max_logit_rows;
+    r->max_logit_rows = limits->logit_rows;
     kvasir_status status;
-    TRY_GOTO(reserve(r, max_rows, ctx, err));
-    TRY_GOTO(alloc_buffers(r, max_rows, max_logit_rows, err));
+    TRY_GOTO(reserve(r, limits, err));
+    TRY_GOTO(alloc_buffers(r, limits->rows, limits->logit_rows, err));
     TRY_GOTO(upload_vectors(r, err));
     TRY_GOTO(put_matrices(r, err));
-    TRY_GOTO(make_ropes(r, ctx, err));
+    TRY_GOTO(make_ropes(r, limits->ctx, err));
 done:
     if (status == KVASIR_OK)
         *out = r;

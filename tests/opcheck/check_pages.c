@@ -247,7 +247,8 @@ static void make_scene(struct scene *c, struct scene_seq *seqs, const struct sha
                         .head_dim = s->head_dim,
                         .layers = LAYERS,
                         .n_seqs = N_SEQS,
-                        .seqs = seqs};
+                        .seqs = seqs,
+                        .tail_pages = random_below(4)};
     page_layout_init(&c->layouts[0], LAYERS, KV_HEADS, s->head_dim, PAIRS[0].k, PAIRS[0].v);
     page_layout_init(&c->layouts[1], LAYERS, KV_HEADS, s->head_dim, s->formats.k, s->formats.v);
 }
@@ -262,7 +263,8 @@ static void check_attention(const struct shape *s) {
         struct scene_seq seqs[N_SEQS];
         make_scene(&c, seqs, s);
         c.softcap_or_sinks = more != 0;
-        case_begin("%d sequences%s", (int)N_SEQS, more ? ", soft cap and sinks" : "");
+        case_begin("%d sequences, tails of %u pages%s", (int)N_SEQS, c.tail_pages,
+                   more ? ", soft cap and sinks" : "");
         scene_set_bases(&c, true);
         if (!device_has_pages(&c.layouts[1], s->formats.name))
             break;

@@ -148,6 +148,7 @@ struct scene {
     bool softcap_or_sinks; /* that attention is called with */
     uint32_t n_seqs;
     struct scene_seq *seqs;
+    uint32_t tail_pages; /* of the exact tail (struct kv_view) */
     /* made by scene_plan */
     size_t arena_bytes;
     uint8_t *image; /* what the arena holds, if the scene is small enough to be checked */
@@ -162,15 +163,16 @@ struct scene {
     struct kv_view *views;           /* [n_seqs] what the device sees; batch.views */
     struct kv_view *reference_views; /* [n_seqs] the same over the reference's arena */
 };
-/* Takes layouts, heads, kv_heads, head_dim, layers, n_seqs and seqs; makes the rest but for the
- * arenas and the layouts of shadows. A layouts[1] with page_bytes 0 becomes a copy of layouts[0].
- * If `checked`, tokens below length hold random values, encoded by the definition in quant/, and
- * slots after them, gaps between pages and the ends of pages hold garbage: random codes, NaN,
- * infinities. If not, all slots hold random codes and plausible scales: a few pages made by
- * scene_attach, copied over the arena in random order.
+/* Takes layouts, heads, kv_heads, head_dim, layers, n_seqs, seqs and tail_pages; makes the rest but
+ * for the arenas and the layouts of shadows. A layouts[1] with page_bytes 0 becomes a copy of
+ * layouts[0]. If `checked`, tokens below length hold random values, encoded by the definition in
+ * quant/, and slots after them, gaps between pages and the ends of pages hold garbage: random
+ * codes, NaN, infinities. If not, all slots hold random codes and plausible scales: a few pages
+ * made by scene_attach, copied over the arena in random order.
  *
- * Of formats that are encoded when a page is full, pages that the step's rows are stored into have
- * shadows, with values of their own: a kernel that reads one for the other shows.
+ * Of formats that are encoded when a page is full, pages that the step's rows are stored into and
+ * those of its exact tail have shadows, with values of their own: a kernel that reads one for the
+ * other shows.
  *
  * Pages that no row sees are dropped from the tables, as cache/ would. */
 void scene_plan(struct scene *s, bool checked);

@@ -69,8 +69,9 @@ static uint32_t layout_of(const struct scene_seq *q, uint32_t number) {
     return number >= q->switch_at;
 }
 
-/* The layouts of shadows, and which pages of a sequence have one: those from the step's first row
- * on whose layout asks for it. Pages in front of a switch that have none share their table. */
+/* The layouts of shadows, and which pages of a sequence have one: those that are encoded when they
+ * are full, from the exact tail of the step's first row on. Pages before a switch that have none
+ * share their table. */
 static void make_shadow_layouts(struct scene *s) {
     const struct kv_format exact = {.bits = 16, .scalar = SCALAR_F16};
     for (uint32_t i = 0; i < 2; i++) {
@@ -82,7 +83,10 @@ static void make_shadow_layouts(struct scene *s) {
 }
 
 static void shadows_of(const struct scene *s, const struct scene_seq *q, struct kv_view *v) {
-    uint32_t first = (q->length - q->rows) / TILE_TOKENS;
+    uint32_t first =
+        kv_shadow_first(v->kept_pages, v->span, v->tail_pages, (q->length - q->rows) / TILE_TOKENS);
+    if (first >= v->kept_pages && first < v->base_page)
+        first = v->base_page;
     while (first < pages_for(q->length) && !page_is_whole(&s->layouts[layout_of(q, first)]))
         first++;
     v->shadow_first = first;
@@ -309,6 +313,7 @@ static void make_views(struct scene *s) {
     s->pages = take((size_t)s->n_seqs * s->max_pages, sizeof *s->pages);
     s->shadows = take((size_t)s->n_seqs * s->max_pages, sizeof *s->shadows);
     for (uint32_t i = 0; i < s->n_seqs; i++) {
+        s->views[i].tail_pages = s->tail_pages;
         shadows_of(s, &s->seqs[i], &s->views[i]);
         s->views[i].layouts = s->layouts;
         s->views[i].basis = s->basis;
@@ -447,7 +452,7 @@ const struct kv_page *scene_page_seen(const struct scene *c, uint32_t s, uint32_
     const struct kv_view *v = &c->views[s];
     const struct kv_page *page = &v->pages[kv_view_index(v, number)],
                          *shadow = kv_view_shadow(v, number);
-    return number == p / TILE_TOKENS && shadow ? shadow : page;
+    return shadow && kv_sees_shadow(v, p / TILE_TOKENS, number) ? shadow : page;
 }
 
 struct batch scene_part(const struct scene *c, uint32_t s, uint32_t first, uint32_t rows,

@@ -29,7 +29,6 @@ static struct {
     struct backend_ops ops;
     atomic_uint most_seqs, most_head_rows;
     uint64_t memory_bytes; /* of its own */
-    bool no_tails;
 } watched;
 
 static void note_most(atomic_uint *most, uint32_t n) {
@@ -49,7 +48,6 @@ static void watched_gather_rows(struct backend *b, const float *x, const uint32_
 static void watched_info(const struct backend *b, struct backend_info *out) {
     watched.cpu->info(b, out);
     out->memory_bytes = watched.memory_bytes;
-    out->exact_tails = !watched.no_tails;
 }
 
 static struct backend *watched_backend(void) {
@@ -292,25 +290,6 @@ static void test_free_memory(void **state) {
     assert_string_equal(err.field, "context.device");
 }
 
-/* A device that sees only a query's own page at 16 bits refuses a tail; other formats have none. */
-static void test_no_exact_tail(void **state) {
-    (void)state;
-    kvasir_engine_options o = answers_options(48);
-    kvasir_model *model = open_model("llama");
-    kvasir_engine *e;
-    watched.no_tails = true;
-    o.context.kv_exact_tail = 64;
-    o.context.kv_bits = "t4";
-    assert_int_equal(engine_create_take(model, &o, watched_backend(), NULL, &e, &err),
-                     KVASIR_ERR_UNSUPPORTED);
-    assert_non_null(strstr(err.text, "no kernels for an exact tail"));
-    o.context.kv_exact_tail = 0;
-    need(engine_create_take(model, &o, watched_backend(), NULL, &e, &err));
-    kvasir_engine_destroy(e);
-    watched.no_tails = false;
-    kvasir_model_close(model);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lost_device_ends_requests),
@@ -319,7 +298,6 @@ int main(void) {
         cmocka_unit_test(test_more_sequences_than_logit_rows),
         cmocka_unit_test(test_budget_of_the_device),
         cmocka_unit_test(test_free_memory),
-        cmocka_unit_test(test_no_exact_tail),
     };
     return cmocka_run_group_tests(tests, make_prompts, NULL);
 }

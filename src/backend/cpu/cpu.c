@@ -48,8 +48,7 @@ static void cpu_info(const struct backend *base, struct backend_info *out) {
                                  .rows_good = ROWS_GOOD,
                                  .rows_max = UINT32_MAX,
                                  .logit_rows = LOGIT_ROWS,
-                                 .gives_pages_back = true,
-                                 .exact_tails = true};
+                                 .gives_pages_back = true};
     snprintf(out->name, sizeof out->name, "CPU, %s, %d thread%s", out->tier, b->threads,
              b->threads == 1 ? "" : "s");
 }

@@ -206,13 +206,10 @@ __device__ __forceinline__ float fold(const FoldFactors &f, float all, float par
 
 // ---- visibility ------------------------------------------------------------------------------
 
-// Position p sees what is below keep and [start, p].
-__device__ __forceinline__ uint32_t window_start(uint32_t span, uint32_t p) {
-    return span == UINT32_MAX || p < span ? 0 : p + 1 - span;
-}
-// Bit j: p sees token first + j of the tile that begins at first <= p.
+// Bit j: p sees token first + j of the tile that begins at first <= p: what is below keep, and
+// [start, p].
 __device__ __forceinline__ uint64_t seen_of_tile(const dev_view &v, uint32_t p, uint32_t first) {
-    const uint32_t start = window_start(v.span, p);
+    const uint32_t start = kv_window_start(v.span, p);
     uint64_t seen = p - first >= 63 ? ~0ull : (2ull << (p - first)) - 1;
     if (start > first) { // before the window only kept positions are seen
         const uint64_t window = start - first > 63 ? 0 : ~0ull << (start - first);

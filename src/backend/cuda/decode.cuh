@@ -231,7 +231,7 @@ __device__ __forceinline__ int find_tiles(const step_group &g, const DecodeArgs 
                                           const dev_view &view, uint32_t run, uint32_t p,
                                           uint32_t kv, TileRef *tiles, uint8_t *numbers) {
     const uint32_t lane = threadIdx.x % 32, number = run * RUN_TILES + lane;
-    const uint32_t first = number * TILE_TOKENS, start = window_start(view.span, p);
+    const uint32_t first = number * TILE_TOKENS, start = kv_window_start(view.span, p);
     bool seen =
         lane < RUN_TILES && first <= p && (first < view.keep || first + TILE_TOKENS > start);
     TileRef t = {0};

@@ -65,8 +65,8 @@ struct dev_layout {
 struct dev_view {
     uint32_t first_page; // of this sequence in step_group.pages
     uint32_t n_pages, kept_pages, base_page;
-    uint32_t keep, span;
-    uint32_t shadows; // the shadow of page number n is step_group.shadows[shadows + n]
+    uint32_t keep, span, tail_pages;
+    uint32_t shadows; // the shadow of page number n is step_group.pages[shadows + n]
 };
 
 // One super-run (8 runs: 2,048 tokens at an absolute multiple of that) of one row.
@@ -104,12 +104,10 @@ struct store_item {
 // One layer group.
 struct step_group {
     const uint8_t *arena;
-    const struct batch_seq *seqs; // of each sequence; 0 rows: the step does not have it
-    uint8_t *const *states;       // of each sequence: where its state begins
-    const struct dev_view *views; // of each sequence
-    const struct kv_page *pages;  // of all sequences
-    // One for each store item; NO_SHADOW: its page has none.
-    const struct kv_page *shadows;
+    const struct batch_seq *seqs;     // of each sequence; 0 rows: the step does not have it
+    uint8_t *const *states;           // of each sequence: where its state begins
+    const struct dev_view *views;     // of each sequence
+    const struct kv_page *pages;      // of each sequence, then its shadows
     const struct dev_layout *layouts; // [CUDA_LAYOUTS_MAX]
     const struct decode_item *decode;
     const struct prefill_item *prefill;
@@ -120,7 +118,6 @@ struct step_group {
     const uint32_t *counts; // [COUNTS]
 };
 enum { COUNT_DECODE, COUNT_PREFILL, COUNT_PLAIN, COUNT_STORE, COUNTS };
-constexpr uint32_t NO_SHADOW = UINT32_MAX; // an address
 
 // Address of an entry of a page table in the arena, and its layout.
 __device__ inline const uint8_t *page_at(const step_group &g, kv_page page, uint32_t *layout) {
@@ -138,12 +135,19 @@ __device__ inline const uint8_t *page_find(const step_group &g, const dev_view &
         return nullptr;
     return page_at(g, g.pages[v.first_page + i], layout);
 }
-// The same as position p sees it: its own page as the shadow has it if it is encoded when full.
+// The shadow of page `number`, which is encoded when it is full.
+__device__ inline const uint8_t *shadow_find(const step_group &g, const dev_view &v,
+                                             uint32_t number, uint32_t *layout) {
+    return page_at(g, g.pages[v.shadows + number], layout);
+}
+// The same of page `number` as position p sees it: pages that are encoded when they are full as
+// their shadows have them, in p's own page and its exact tail.
 __device__ inline const uint8_t *page_seen(const step_group &g, const dev_view &v, uint32_t number,
                                            uint32_t p, uint32_t *layout) {
     const uint8_t *page = page_find(g, v, number, layout);
-    if (page && number == p / TILE_TOKENS && g.layouts[*layout].whole)
-        return page_at(g, g.shadows[v.shadows + number], layout);
+    if (page && g.layouts[*layout].whole &&
+        number >= kv_shadow_first(v.kept_pages, v.span, v.tail_pages, p / TILE_TOKENS))
+        return shadow_find(g, v, number, layout);
     return page;
 }
 // A tile of a page of this layout.

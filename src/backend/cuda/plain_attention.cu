@@ -276,7 +276,8 @@ __device__ __forceinline__ void attend_tile(const PlainArgs &a, const Work &w, u
 template <int CHUNKS>
 __device__ __forceinline__ void attend_super(const step_group &g, const PlainArgs &a, const Work &w,
                                              uint32_t super, Shared &sh, Outputs<CHUNKS> &out) {
-    const uint32_t window = window_start(w.view.span, w.pos), begin = super * (SUPER / TILE_TOKENS),
+    const uint32_t window = kv_window_start(w.view.span, w.pos),
+                   begin = super * (SUPER / TILE_TOKENS),
                    end = min(begin + SUPER / TILE_TOKENS, w.last / TILE_TOKENS + 1);
 #pragma unroll
     for (int j = 0; j < CHUNKS; j++)
@@ -454,7 +455,7 @@ __global__ void __launch_bounds__(THREADS, CHUNKS > 4 ? 1 : 2)
         // as supers_seen of step.cu
         const uint32_t end = last / SUPER + 1,
                        kept = min(view.keep ? (view.keep - 1) / SUPER + 1 : 0, end),
-                       first = max(kept, window_start(view.span, pos) / SUPER);
+                       first = max(kept, kv_window_start(view.span, pos) / SUPER);
         for (uint32_t super = kept ? 0 : first; super < end;) {
             attend_super<CHUNKS>(g, a, w, super, sh, out);
             fold_part<CHUNKS>(sh, out, all, own_part);

@@ -235,7 +235,7 @@ struct Place {
 __device__ __forceinline__ Tiles tiles_seen(const dev_view &view, uint32_t first, uint32_t last) {
     Tiles tiles;
     tiles.end = last / TILE_TOKENS + 1;
-    tiles.window = window_start(view.span, first) / TILE_TOKENS;
+    tiles.window = kv_window_start(view.span, first) / TILE_TOKENS;
     tiles.kept = (min(view.keep, last + 1) + TILE_TOKENS - 1) / TILE_TOKENS;
     if (tiles.window <= tiles.kept)
         tiles.window = tiles.kept;
@@ -298,7 +298,7 @@ __device__ __forceinline__ void hide_unseen(Sums<64> &s, const dev_view &view, u
                                             uint32_t first, bool other) {
     // unless every row sees the whole tile
     if (other || first + 63 > p_min ||
-        (first + 64 > view.keep && first < window_start(view.span, p_max)))
+        (first + 64 > view.keep && first < kv_window_start(view.span, p_max)))
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const bool none = other || p[i] < first;

@@ -3,8 +3,7 @@
 // here, written into pinned memory and copied to the device in one piece, so that kernels find
 // their work by index and nothing of it passes through launch parameters.
 //
-//     tables:  | seqs states | group 0: counts layouts views pages decode prefill plain store
-//                shadows | ...
+//     tables:  | seqs states | group 0: counts layouts views pages decode prefill plain store | ...
 //
 // step_begin measures, lays out and writes; what is recorded afterwards is copied with the tables
 // (record.cu). Arrays are as long as the step needs. Those of a step that may become a graph are as
@@ -16,7 +15,8 @@
 //   STEP-2  What kernels see of a row is a function of its position (BACKEND-3): items name
 //           super-runs at absolute multiples of 2,048 tokens, whatever else the step holds.
 //   STEP-3  Every page that some row of the step sees, or stores into, is in its table, and so is
-//           the shadow of every page that is stored into and encoded when it is full.
+//           the shadow of every page that is encoded when it is full, and that is stored into or
+//           that some row sees so (kv_sees_shadow).
 //   STEP-4  Offsets of all arrays are multiples of 16 bytes; table_caps_most bounds every step
 //           within the limits, and the scratch of decode is made for it.
 //   STEP-5  host_tables are written only when the last copy has read them (tables_read).
@@ -94,7 +94,6 @@ size_t tables_lay_out(const backend_limits *l, const uint8_t *base, uint32_t n_s
         place(base, &at, caps[i].items[COUNT_PREFILL], &g->prefill);
         place(base, &at, caps[i].items[COUNT_PLAIN], &g->plain);
         place(base, &at, caps[i].items[COUNT_STORE], &g->store);
-        place(base, &at, caps[i].items[COUNT_STORE], &g->shadows);
     }
     return at;
 }
@@ -161,19 +160,34 @@ static uint32_t pages_touched_most(uint32_t rows) {
     return (rows + TILE_TOKENS - 2) / TILE_TOKENS + 1;
 }
 
-// Every page that is encoded when it is full, and that the rows are stored into, has a shadow.
+// Pages [first, end) that rows are stored into, or would see the shadows of.
+struct shadow_range {
+    uint32_t first, end;
+};
+
+static shadow_range shadows_of(const kv_view *v, const batch_seq *s) {
+    const uint32_t page = s->pos / TILE_TOKENS;
+    return {kv_shadow_first(v->kept_pages, v->span, v->tail_pages, page), page + pages_touched(s)};
+}
+
+// Those of them that are encoded when they are full have shadows. (One that left the window of the
+// first row may be in the table no more.)
 static bool shadows_present(const kv_view *v, const batch_seq *s) {
-    for (uint32_t i = 0, n = s->pos / TILE_TOKENS; i < pages_touched(s); i++, n++)
-        if (page_is_whole(&v->layouts[v->pages[kv_view_index(v, n)].layout]) &&
+    const shadow_range range = shadows_of(v, s);
+    for (uint32_t n = range.first; n < range.end; n++) {
+        const uint32_t i = kv_view_index(v, n);
+        if (i != UINT32_MAX && page_is_whole(&v->layouts[v->pages[i].layout]) &&
             !kv_view_shadow(v, n))
             return false;
+    }
     return true;
 }
 
 // The layout of page `number` as position p sees it.
 static uint32_t layout_seen(const kv_view *v, uint32_t number, uint32_t p) {
     const uint32_t layout = v->pages[kv_view_index(v, number)].layout;
-    const bool shadow = number == p / TILE_TOKENS && page_is_whole(&v->layouts[layout]);
+    const bool shadow =
+        page_is_whole(&v->layouts[layout]) && kv_sees_shadow(v, p / TILE_TOKENS, number);
     return shadow ? kv_view_shadow(v, number)->layout : layout;
 }
 
@@ -464,9 +478,10 @@ static kvasir_status measure_group(const cuda_backend *b, const batch *batch, ui
         if (!shadows_present(v, seq))
             return fail(err, KVASIR_ERR_ARGUMENT,
                         "CUDA: sequence %u, layer group %u: a page that positions %u to %u are "
-                        "stored into has no shadow",
+                        "stored into, or see at 16 bits, has no shadow",
                         s, group, seq->pos, seq->pos + seq->rows - 1);
-        need->pages += v->n_pages;
+        const shadow_range shadows = shadows_of(v, seq);
+        need->pages += v->n_pages + (at_pages ? shadows.end - shadows.first : 0);
         need->items[COUNT_STORE] += pages_touched(seq);
         need->store_most += pages_touched_most(seq->rows);
         count_items(seq, v, b->prefill_rows, need, &split);
@@ -506,20 +521,26 @@ template <class T> static T *host_of(const cuda_backend *b, const T *p) {
     return (T *)(b->host_tables + ((const uint8_t *)p - b->dev_tables));
 }
 
+// Shadows: nothing reads the entries of pages that have none.
 static void write_pages(const cuda_backend *b, const step_plan *step, uint32_t group,
-                        const batch *batch, const kv_view *views) {
+                        const batch *batch, const kv_view *views, bool shadows) {
     const step_group *g = &step->group[group];
     dev_view *out = host_of(b, g->views);
     kv_page *pages = host_of(b, g->pages);
-    uint32_t first = 0, stores = 0;
+    uint32_t n = 0;
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         const kv_view *v = &views[s];
-        const uint32_t page = batch->seqs[s].pos / TILE_TOKENS;
-        ASSERT(first + v->n_pages <= step->caps[group].pages);
+        const shadow_range range = shadows_of(v, &batch->seqs[s]);
+        const uint32_t first = n, end = n + v->n_pages;
+        n = end + (shadows ? range.end - range.first : 0);
+        ASSERT(n <= step->caps[group].pages);
         memcpy(pages + first, v->pages, v->n_pages * sizeof *pages);
-        out[s] = {first, v->n_pages, v->kept_pages, v->base_page, v->keep, v->span, stores - page};
-        first += v->n_pages;
-        stores += pages_touched(&batch->seqs[s]);
+        for (uint32_t i = end; i < n; i++) {
+            const kv_page *shadow = kv_view_shadow(v, range.first + (i - end));
+            pages[i] = shadow ? *shadow : kv_page{};
+        }
+        out[s] = {first,   v->n_pages, v->kept_pages, v->base_page,
+                  v->keep, v->span,    v->tail_pages, end - range.first};
     }
 }
 
@@ -591,17 +612,11 @@ static void write_plain(plain_item *out, const batch *batch, const kv_view *view
     }
 }
 
-static void write_store(store_item *out, kv_page *shadows, const batch *batch,
-                        const kv_view *views) {
-    const kv_page none = {NO_SHADOW, 0, 0};
+static void write_store(store_item *out, const batch *batch) {
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         const batch_seq *seq = &batch->seqs[s];
-        for (uint32_t i = 0; i < pages_touched(seq); i++) {
-            const uint32_t number = seq->pos / TILE_TOKENS + i;
-            const kv_page *shadow = kv_view_shadow(&views[s], number);
-            *out++ = {s, number};
-            *shadows++ = shadow ? *shadow : none;
-        }
+        for (uint32_t i = 0; i < pages_touched(seq); i++)
+            *out++ = {s, seq->pos / TILE_TOKENS + i};
     }
 }
 
@@ -626,12 +641,12 @@ static void write_step(const cuda_backend *b, const step_plan *step, const batch
         for (int c = 0; c < COUNTS; c++)
             host_of(b, g->counts)[c] = (uint32_t)needs[i].items[c];
         memcpy(host_of(b, g->layouts), needs[i].layouts, sizeof needs[i].layouts);
-        write_pages(b, step, i, batch, views);
+        write_pages(b, step, i, batch, views, needs[i].stores & STORE_WHOLE);
         write_decode(host_of(b, g->decode), batch, views, host_of(b, g->views), prefill_rows,
                      needs[i].plain);
         write_prefill(host_of(b, g->prefill), batch, views, prefill_rows, needs[i]);
         write_plain(host_of(b, g->plain), batch, views, needs[i]);
-        write_store(host_of(b, g->store), host_of(b, g->shadows), batch, views);
+        write_store(host_of(b, g->store), batch);
     }
 }
 

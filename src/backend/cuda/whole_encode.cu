@@ -45,7 +45,8 @@ __device__ bool find_tiles(const step_group &g, const StoreArgs &a, Place &p, Ti
     if (!page || !g.layouts[layout].whole)
         return false;
     const dev_layout l = g.layouts[layout];
-    const uint8_t *shadow = page_at(g, g.shadows[blockIdx.x], &layout);
+    const store_item item = g.store[blockIdx.x];
+    const uint8_t *shadow = shadow_find(g, g.views[item.seq], item.page, &layout);
     const dev_layout s = g.layouts[layout];
     t.tile = tile_stored(page, l, a, p);
     t.shadow = (uint16_t *)tile_stored(shadow, s, a, p);

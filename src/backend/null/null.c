@@ -33,7 +33,6 @@ static void null_info(const struct backend *b, struct backend_info *out) {
                                  .rows_good = UINT32_MAX,
                                  .rows_max = UINT32_MAX,
                                  .logit_rows = 64,
-                                 .exact_tails = true,
                                  .pages_without_bytes = !has_bytes(b),
                                  .gives_pages_back = true};
 }

@@ -363,7 +363,8 @@ static void check_formats(struct kv_format k, struct kv_format v, uint32_t dim) 
                           .kv_heads = kv_heads,
                           .head_dim = dim,
                           .layers = 1 + random_below(2),
-                          .n_seqs = quick ? 2 : 1 + random_below(4)};
+                          .n_seqs = quick ? 2 : 1 + random_below(4),
+                          .tail_pages = random_below(4)};
         struct scene_seq seqs[4];
         /* the last case: another format before a switch */
         bool mixed = i % 4 == 3;
@@ -371,9 +372,9 @@ static void check_formats(struct kv_format k, struct kv_format v, uint32_t dim) 
         page_layout_init(&c.layouts[0], c.layers, kv_heads, dim, k0, v0);
         page_layout_init(&c.layouts[1], c.layers, kv_heads, dim, k, v);
         random_seqs(&c, seqs, quick ? 600 : 300 + random_below(4500));
-        case_begin("gqa %u, %u seqs, longest %u, rows %u, keep %u, span %u, switch %u", gqa,
-                   c.n_seqs, seqs[0].length, seqs[0].rows, seqs[0].keep, seqs[0].span,
-                   seqs[0].switch_at);
+        case_begin("gqa %u, %u seqs, longest %u, rows %u, keep %u, span %u, switch %u, tail %u",
+                   gqa, c.n_seqs, seqs[0].length, seqs[0].rows, seqs[0].keep, seqs[0].span,
+                   seqs[0].switch_at, c.tail_pages);
         scene_set_bases(&c, i % 2 != 0);
         check_scene(&c, i % 2 ? 8 : 1); /* large scores: maxima move */
     }
@@ -387,7 +388,8 @@ static void check_long(struct kv_format k, struct kv_format v) {
         return;
     static const uint32_t LENGTHS[] = {2049, 6500, 70000, 2047, 2048, 140001};
     for (uint32_t i = 0; i < (quick ? 2u : 6u); i++) {
-        struct scene c = {.heads = 4, .kv_heads = 1, .head_dim = 128, .layers = 1, .n_seqs = 1};
+        struct scene c = {
+            .heads = 4, .kv_heads = 1, .head_dim = 128, .layers = 1, .n_seqs = 1, .tail_pages = i};
         struct scene_seq seq = {LENGTHS[i], 2, 0, UINT32_MAX, UINT32_MAX};
         page_layout_init(&c.layouts[0], 1, 1, 128, k, v);
         page_layout_init(&c.layouts[1], 1, 1, 128, k, v);
