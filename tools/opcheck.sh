@@ -5,7 +5,8 @@
 #
 # Runs opcheck for the CUDA backend on a GPU. For the CPU's tiers opcheck is one of the tests.
 #
-#   check      opcheck --device=cuda, with these arguments (--filter=TEXT, --seed=N, ...)
+#   check      opcheck --device=cuda, with these arguments (--filter=TEXT, --seed=N, ...), as PARTS
+#              processes
 #   sanitize   opcheck --quick under compute-sanitizer's memcheck, then racecheck
 #   bench      nvidia-smi, opcheck --bench=ARGUMENT (decode, prefill, encode, matmul, step; all),
 #              the same shapes in PyTorch (cuda_yardstick.py)
@@ -23,8 +24,8 @@
 # their sources, because file times mean nothing in a tree that was copied.
 #
 # Logs: cuda-WHAT[-PART]-DATE-GPU.txt in $OUT, or in bench/results/ if it is not set.
-# Environment: COMMIT, the commit that the log names; CC, NVCC, JOBS; ARCH, for example 90 (default:
-# this GPU's).
+# Environment: COMMIT, the commit that the log names; CC, NVCC, JOBS; PARTS (default: half as many
+# as there are cores); ARCH, for example 90 (default: this GPU's).
 set -euo pipefail
 export LC_ALL=C # the same order of files on every machine
 cd "$(dirname "$0")/.."
@@ -32,6 +33,7 @@ what=${1:-check}
 [ $# -eq 0 ] || shift
 CC=${CC:-gcc}
 JOBS=${JOBS:-$(nproc)}
+PARTS=${PARTS:-$((($(nproc) + 1) / 2))}
 PATH=$PATH:/usr/local/cuda/bin
 NVCC=${NVCC:-nvcc}
 
@@ -148,7 +150,19 @@ header() {
     "$NVCC" --version 2>/dev/null | tail -1 || true
 }
 
-do_check() { "$program" --device=cuda "$@"; }
+# The reference's work on the host takes most of the time: processes share it.
+do_check() {
+    local i status=0 pids=()
+    for ((i = 0; i < PARTS; i++)); do
+        "$program" --device=cuda --part="$i/$PARTS" "$@" >"$work/part-$i" 2>&1 &
+        pids+=($!)
+    done
+    for ((i = 0; i < PARTS; i++)); do
+        wait "${pids[i]}" || status=$?
+        cat "$work/part-$i"
+    done
+    return "$status"
+}
 
 do_sanitize() {
     local tool checked status=0

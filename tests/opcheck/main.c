@@ -18,11 +18,12 @@ bool quick;
 
 static const char USAGE[] =
     "usage: opcheck [--seed=N] [--device=NAME] [--filter=TEXT] [--quick] [--step]\n"
-    "               [--bench[=PART]]\n"
+    "               [--part=I/N] [--bench[=PART]]\n"
     "  --seed=N        other data than the fixed seed's; printed always\n"
     "  --device=NAME   only this one: a tier of the CPU, cpu for all of them, or cuda\n"
     "  --filter=TEXT   only families whose line holds TEXT, as \"attention\" or \"8/4\"; of times\n"
     "                  of decode those of \"FORMATS, BATCH x CONTEXT, HEADS heads, D DIMS\"\n"
+    "  --part=I/N      of every N of these only number I, from 0 on: N processes share the work\n"
     "  --quick         fewer and smaller cases: under compute-sanitizer\n"
     "  --step          only steps as graphs (cuda)\n"
     "  --bench[=PART]  times instead of checks (cuda); PART is decode, prefill, encode, product, "
@@ -69,6 +70,14 @@ static void seed_option(const char *text) {
         wrong_option("not a seed:", text);
 }
 
+static void part_option(const char *text) {
+    unsigned i, n;
+    char more;
+    if (sscanf(text, "%u/%u%c", &i, &n, &more) != 2 || i >= n)
+        wrong_option("not a part:", text);
+    set_part(i, n);
+}
+
 static void read_options(int argc, char **argv) {
     const char *v;
     for (int i = 1; i < argc; i++) {
@@ -76,6 +85,8 @@ static void read_options(int argc, char **argv) {
             seed_option(v);
         else if ((v = value_of(argv[i], "--filter=")))
             set_filter(v);
+        else if ((v = value_of(argv[i], "--part=")))
+            part_option(v);
         else if ((v = value_of(argv[i], "--device=")))
             options.device = v;
         else if (strcmp(argv[i], "--quick") == 0)
@@ -185,7 +196,7 @@ int main(int argc, char **argv) {
     device_end();
     if (options.bench)
         return 0;
-    if (families_checked() == 0)
+    if (families_kept() == 0)
         give_up("nothing was checked: no such device, or no family's line holds --filter's text");
     printf("opcheck: %d of %d families failed%s\n", families_failed(), families_checked(),
            families_failed() > 0 ? "" : ", all hold");

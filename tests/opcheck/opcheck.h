@@ -96,6 +96,7 @@ void device_must_work(void);
  * since such errors stick, the run ends there. */
 bool family_begin(const char *operation, const char *format, ...) PRINTF_LIKE(2, 3);
 void family_end(void);
+unsigned families_kept(void); /* by the filter, in this part or another */
 int families_checked(void);
 int families_failed(void);
 /* Ends the program for a reason other than a failed check: no memory, a call that must work. */
@@ -104,6 +105,8 @@ _Noreturn void give_up(const char *format, ...) PRINTF_LIKE(1, 2);
 void must(kvasir_status status, const kvasir_error *err, const char *what);
 void set_filter(const char *text);
 bool filter_keeps(const char *line);
+/* Of every n families only number i from 0 on. */
+void set_part(unsigned i, unsigned n);
 void set_seed(uint64_t seed);
 
 /* Starts a case: frees the last one's buffers. The text is printed when a check of it fails. */

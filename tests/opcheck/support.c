@@ -39,6 +39,7 @@ static struct {
 } family;
 static char case_text[128];
 static const char *filter = "";
+static unsigned part, parts = 1, kept_families;
 static int checked_families, failed_families;
 
 bool filter_keeps(const char *line) {
@@ -46,6 +47,10 @@ bool filter_keeps(const char *line) {
 }
 void set_filter(const char *text) {
     filter = text;
+}
+void set_part(unsigned i, unsigned n) {
+    part = i;
+    parts = n;
 }
 
 void set_seed(uint64_t seed) {
@@ -76,7 +81,7 @@ bool family_begin(const char *operation, const char *format, ...) {
     random_start(run_seed, family.line);
     snprintf(family.line, sizeof family.line, "%-10s %-10s %-32s", choice->name, operation, text);
     case_text[0] = 0;
-    return filter_keeps(family.line);
+    return filter_keeps(family.line) && kept_families++ % parts == part;
 }
 
 static void case_finish(void);
@@ -100,6 +105,9 @@ void family_end(void) {
                 (unsigned long long)run_seed);
 }
 
+unsigned families_kept(void) {
+    return kept_families;
+}
 int families_checked(void) {
     return checked_families;
 }
