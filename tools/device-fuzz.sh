@@ -8,9 +8,9 @@
 # device-fuzz.sh run SECONDS [TARGET:N...]
 #     on a machine with many cores and no compiler that has that file: N workers of each target at
 #     once, which share what they find (default: 1 of every target). Prints a log for
-#     bench/results/; exit 1 on a finding. The 4,000 smallest new inputs of each target, of at
-#     most 4 KiB, go into OUT/corpus.tar.xz: unpacked in build-fuzz, the next run here or
-#     there begins with them.
+#     bench/results/; exit 1 on a finding. The smallest new inputs of each target, 32 MB at most,
+#     go into OUT/corpus.tar.xz: unpacked in build-fuzz, the next run here or there begins with
+#     them.
 #
 # Environment of run: COMMIT, OUT: a folder for findings and new inputs.
 set -euo pipefail
@@ -86,8 +86,8 @@ for arg; do
 done | xargs -P 0 -L1 bash -c 'run $0 $1' || failed=1
 # A merge would keep the inputs that edges need, but libFuzzer cannot start its child under ld.so.
 for arg; do
-    find "$out/corpus/${arg%:*}" -type f -size -9 -printf '%s corpus/'"${arg%:*}"'/%f\n' | sort -n |
-        sed -n '1,4000s/^[0-9]* //p'
+    find "$out/corpus/${arg%:*}" -type f -printf '%s corpus/'"${arg%:*}"'/%f\n' | sort -n |
+        awk '(bytes += $1) < 32e6 { print $2 }'
 done >"$out/kept"
 tar cJf "$out/corpus.tar.xz" -C "$out" --files-from="$out/kept"
 rm -r "$out/corpus" "$out/kept"

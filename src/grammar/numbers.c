@@ -348,12 +348,8 @@ static bool join_moduli(struct modulus *x, const struct modulus *by) {
     struct modulus a = *x, c = *by;
     if (a.excluded || c.excluded)
         return false;
-    for (; a.exponent > c.exponent && a.m < MODULUS_MAX / 10; a.exponent--)
-        a.m *= 10;
-    for (; c.exponent > a.exponent && c.m < MODULUS_MAX / 10; c.exponent--)
-        c.m *= 10;
-    if (a.exponent != c.exponent)
-        return false;
+    a = coarser(a, c.exponent);
+    c = coarser(c, a.exponent);
     uint64_t divisor = a.m, rest = c.m;
     while (rest) {
         const uint64_t next = divisor % rest;

@@ -160,21 +160,11 @@ static uint32_t pages_touched_most(uint32_t rows) {
     return (rows + TILE_TOKENS - 2) / TILE_TOKENS + 1;
 }
 
-// Pages [first, end) that rows are stored into, or would see the shadows of.
-struct shadow_range {
-    uint32_t first, end;
-};
-
-static shadow_range shadows_of(const kv_view *v, const batch_seq *s) {
-    const uint32_t page = s->pos / TILE_TOKENS;
-    return {kv_shadow_first(v->kept_pages, v->span, v->tail_pages, page), page + pages_touched(s)};
-}
-
-// Those of them that are encoded when they are full have shadows. (One that left the window of the
-// first row may be in the table no more.)
+// Pages that are encoded when they are full have shadows, if rows are stored into them or see them
+// so. (One that left the window of the first row may be in the table no more.)
 static bool shadows_present(const kv_view *v, const batch_seq *s) {
-    const shadow_range range = shadows_of(v, s);
-    for (uint32_t n = range.first; n < range.end; n++) {
+    const uint32_t page = s->pos / TILE_TOKENS, end = page + pages_touched(s);
+    for (uint32_t n = kv_shadow_first(v->kept_pages, v->span, v->tail_pages, page); n < end; n++) {
         const uint32_t i = kv_view_index(v, n);
         if (i != UINT32_MAX && page_is_whole(&v->layouts[v->pages[i].layout]) &&
             !kv_view_shadow(v, n))
@@ -480,8 +470,7 @@ static kvasir_status measure_group(const cuda_backend *b, const batch *batch, ui
                         "CUDA: sequence %u, layer group %u: a page that positions %u to %u are "
                         "stored into, or see at 16 bits, has no shadow",
                         s, group, seq->pos, seq->pos + seq->rows - 1);
-        const shadow_range shadows = shadows_of(v, seq);
-        need->pages += v->n_pages + (at_pages ? shadows.end - shadows.first : 0);
+        need->pages += v->n_pages + v->n_shadows;
         need->items[COUNT_STORE] += pages_touched(seq);
         need->store_most += pages_touched_most(seq->rows);
         count_items(seq, v, b->prefill_rows, need, &split);
@@ -521,26 +510,21 @@ template <class T> static T *host_of(const cuda_backend *b, const T *p) {
     return (T *)(b->host_tables + ((const uint8_t *)p - b->dev_tables));
 }
 
-// Shadows: nothing reads the entries of pages that have none.
 static void write_pages(const cuda_backend *b, const step_plan *step, uint32_t group,
-                        const batch *batch, const kv_view *views, bool shadows) {
+                        const batch *batch, const kv_view *views) {
     const step_group *g = &step->group[group];
     dev_view *out = host_of(b, g->views);
     kv_page *pages = host_of(b, g->pages);
-    uint32_t n = 0;
+    uint32_t first = 0;
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         const kv_view *v = &views[s];
-        const shadow_range range = shadows_of(v, &batch->seqs[s]);
-        const uint32_t first = n, end = n + v->n_pages;
-        n = end + (shadows ? range.end - range.first : 0);
-        ASSERT(n <= step->caps[group].pages);
+        const uint32_t shadows = first + v->n_pages;
+        ASSERT(shadows + v->n_shadows <= step->caps[group].pages);
         memcpy(pages + first, v->pages, v->n_pages * sizeof *pages);
-        for (uint32_t i = end; i < n; i++) {
-            const kv_page *shadow = kv_view_shadow(v, range.first + (i - end));
-            pages[i] = shadow ? *shadow : kv_page{};
-        }
+        memcpy(pages + shadows, v->shadows, v->n_shadows * sizeof *pages);
         out[s] = {first,   v->n_pages, v->kept_pages, v->base_page,
-                  v->keep, v->span,    v->tail_pages, end - range.first};
+                  v->keep, v->span,    v->tail_pages, shadows - v->shadow_first};
+        first = shadows + v->n_shadows;
     }
 }
 
@@ -641,7 +625,7 @@ static void write_step(const cuda_backend *b, const step_plan *step, const batch
         for (int c = 0; c < COUNTS; c++)
             host_of(b, g->counts)[c] = (uint32_t)needs[i].items[c];
         memcpy(host_of(b, g->layouts), needs[i].layouts, sizeof needs[i].layouts);
-        write_pages(b, step, i, batch, views, needs[i].stores & STORE_WHOLE);
+        write_pages(b, step, i, batch, views);
         write_decode(host_of(b, g->decode), batch, views, host_of(b, g->views), prefill_rows,
                      needs[i].plain);
         write_prefill(host_of(b, g->prefill), batch, views, prefill_rows, needs[i]);
