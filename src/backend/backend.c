@@ -5,7 +5,7 @@
 /* The lists name every member: a table that is made from them has no hole. */
 #define ONE(name) +1
 enum {
-    LISTED = 0 BACKEND_MEMBERS(ONE) BACKEND_OPERATIONS(ONE),
+    LISTED = 0 BACKEND_MEMBERS(ONE) BACKEND_OPERATIONS(ONE) LANE_MEMBERS(ONE),
     /* flush, alloc, free, upload, upload_free, read, fetch, write, pick, weight_put,
      * weight_drop, arena_populate, arena_host, host_run, reserve_basis */
     UNLISTED = 15

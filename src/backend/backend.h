@@ -463,6 +463,29 @@ struct backend_ops {
     void (*page_convert)(struct backend *b, struct backend_arena *a,
                          const struct page_conversion *c);
 
+    /* ---- lanes: copies of pages by other threads, beside the operations. All of these are NULL if
+     * arena_host is not: then threads copy by themselves. ---- */
+    /* Host memory that the device reads and writes at full speed. Slow to get, and never swapped.
+     * From any thread. NULL: no memory is left. */
+    void *(*pinned_alloc)(struct backend *b, size_t bytes)MUST_CHECK;
+    void (*pinned_free)(struct backend *b, void *p); /* or NULL */
+    /* What the copies of one thread go through, at most one thread at a time. NULL: no memory. */
+    struct backend_lane *(*lane_create)(struct backend *b)MUST_CHECK;
+    void (*lane_destroy)(struct backend *b,
+                         struct backend_lane *l); /* or NULL; nothing is copied */
+    /* By whoever calls the operations: copies that lanes begin from now on come after all that was
+     * enqueued so far. What is enqueued later does not wait for lanes: it must not use what they
+     * write before lane_wait has returned, nor write what they read. */
+    void (*lanes_follow)(struct backend *b);
+    /* Begin to copy to or from a part of a page that is taken until lane_wait returns; `at` is a
+     * byte offset. host: of pinned_alloc. */
+    void (*lane_put)(struct backend_lane *l, struct backend_arena *a, size_t at, const void *host,
+                     size_t bytes);
+    void (*lane_get)(struct backend_lane *l, const struct backend_arena *a, size_t at, void *host,
+                     size_t bytes);
+    /* Waits for the lane's copies, asleep. False: one of them, now or earlier, has failed. */
+    bool (*lane_wait)(struct backend_lane *l);
+
     /* ---- a step ---- */
     /* Before the operations of a step, once: the batch that kv_store, attention, short_conv and
      * delta_rule are called with until the next step begins, whose tables a device takes here in
@@ -559,7 +582,7 @@ struct backend {
 
 /* clang-format off */
 /* What a backend must have, apart from flush, buffers and weights (host.h has the host's);
- * reserve_basis, pick, arena_populate, arena_host and host_run may be missing. */
+ * reserve_basis, pick, arena_populate and host_run may be missing, and arena_host or the lanes. */
 #define BACKEND_MEMBERS(X)                                                                         \
     X(destroy) X(info) X(reserve) X(reserve_centre) X(check_layout) X(arena_create)                \
     X(arena_destroy) X(arena_take) X(arena_release) X(arena_copy) X(arena_read) X(arena_write)     \
@@ -568,6 +591,10 @@ struct backend {
     X(embed) X(rms_norm) X(matmul) X(rope_table) X(rope) X(kv_store) X(attention) X(gate_mul)     \
     X(add) X(scale) X(gate_rows) X(softcap) X(rearrange) X(gather_rows) X(experts) X(short_conv)   \
     X(delta_rule)
+/* All or none. */
+#define LANE_MEMBERS(X)                                                                            \
+    X(pinned_alloc) X(pinned_free) X(lane_create) X(lane_destroy) X(lanes_follow) X(lane_put)      \
+    X(lane_get) X(lane_wait)
 /* clang-format on */
 
 /* The name of the i-th operation that b lacks; NULL: it lacks fewer. */

@@ -5,13 +5,13 @@
 //     fixed buffers    tables of a step, scratch      cudaMalloc once, in reserve
 //     arenas           pages                          memory.cu
 //
-// One stream, which does not wait for the default one. Invariants:
+// One stream, which does not wait for the default one; lanes have one each (lane.cu). Invariants:
 //   CUDA-1  The first error sticks (error.cu); after it every call returns at once, so that nothing
 //           runs on data that was never written. flush and the reads report it.
 //   CUDA-2  Nothing on the device is allocated after reserve but by alloc, upload, weight_put,
 //           arenas that grow, the first call of each layer of experts and the first step with pages
 //           in another basis. None of these, no write and no read may come inside a capture.
-//   CUDA-3, 4 and 6 are in memory.cu, 5, 7 and 8 in record.cu.
+//   CUDA-3, 4 and 6 are in memory.cu, 5, 7 and 8 in record.cu, 9 in lane.cu.
 #include <algorithm>
 #include <stdio.h>
 #include <string.h>
@@ -65,6 +65,7 @@ static kvasir_status open_device(cuda_backend *b, int device, kvasir_error *err)
     b->overlaps = image.ptxVersion >= 90;
     cuda_ok(b, cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
     cuda_ok(b, cudaEventCreateWithFlags(&b->tables_read, cudaEventDisableTiming));
+    cuda_ok(b, cudaEventCreateWithFlags(&b->followed, cudaEventDisableTiming));
     TRY(cuda_status(b, err));
     return arenas_open(b, device, err);
 }
@@ -100,6 +101,8 @@ static void cuda_destroy(struct backend *base) {
     free_fixed(b);
     if (b->tables_read)
         (void)cudaEventDestroy(b->tables_read);
+    if (b->followed)
+        (void)cudaEventDestroy(b->followed);
     if (b->stream)
         (void)cudaStreamDestroy(b->stream);
     (void)cudaFreeHost(b->fetched);
@@ -223,7 +226,7 @@ static backend_ops make_ops() {
     backend_ops ops = {};
     // clang-format off
 #define MEMBER(name) ops.name = cuda_##name;
-    BACKEND_MEMBERS(MEMBER) MEMBER(reserve_basis)
+    BACKEND_MEMBERS(MEMBER) LANE_MEMBERS(MEMBER) MEMBER(reserve_basis)
     MEMBER(flush) MEMBER(alloc) MEMBER(free) MEMBER(upload) MEMBER(upload_free)
     MEMBER(read) MEMBER(fetch) MEMBER(write) MEMBER(pick) MEMBER(weight_put) MEMBER(weight_drop)
     MEMBER(embed) MEMBER(rms_norm) MEMBER(matmul) MEMBER(rope_table) MEMBER(rope) MEMBER(kv_store)

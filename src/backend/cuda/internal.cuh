@@ -16,11 +16,12 @@
 //     basis.cu       bases of keys; queries and outputs of pages in another basis
 //     pick.cu        tokens, from logits
 //     record.cu      a step's operations: recorded, joined, run or replayed (ops.cuh)
+//     lane.cu        copies of pages by other threads
 //     clock.cu       for opcheck (graph.h)
 //
 // A file calls those below it only: error; memory, decode, prefill; centre, basis, step, weights,
 // rows; halves; product; plain_attention, plain_encode, whole_encode; encode, attention, recurrent,
-// experts, clock; record; pick; backend. Two calls go up: memory.cu's to step_submit, and
+// experts, clock; record; pick, lane; backend. Two calls go up: memory.cu's to step_submit, and
 // graphs_drop.
 //
 // All kernels are compiled without contraction (-fmad=false): a*b+c is two roundings, fmaf() one.
@@ -265,6 +266,7 @@ struct cuda_backend {
     uint8_t *host_tables, *dev_tables;
     size_t tables_bytes;
     cudaEvent_t tables_read; // host_tables may be written again
+    cudaEvent_t followed;    // what lanes come after (lanes_follow)
     step_recorder recorder;
     struct step_graph *graphs; // [GRAPHS_MAX], n_graphs of them used; NULL: none yet
     uint32_t n_graphs;
@@ -387,6 +389,17 @@ void cuda_arena_write(struct backend *b, struct backend_arena *a, size_t at, con
 void cuda_arena_zero(struct backend *b, struct backend_arena *a, size_t at, size_t width,
                      size_t pitch, size_t count);
 void cuda_page_convert(struct backend *b, struct backend_arena *a, const struct page_conversion *c);
+// lane.cu
+void *cuda_pinned_alloc(struct backend *b, size_t bytes);
+void cuda_pinned_free(struct backend *b, void *p);
+struct backend_lane *cuda_lane_create(struct backend *b);
+void cuda_lane_destroy(struct backend *b, struct backend_lane *l);
+void cuda_lanes_follow(struct backend *b);
+void cuda_lane_put(struct backend_lane *l, struct backend_arena *a, size_t at, const void *host,
+                   size_t bytes);
+void cuda_lane_get(struct backend_lane *l, const struct backend_arena *a, size_t at, void *host,
+                   size_t bytes);
+bool cuda_lane_wait(struct backend_lane *l);
 // weights.cu
 kvasir_status cuda_weight_put(struct backend *b, const struct weight *w,
                               const struct backend_weight **out, kvasir_error *err);
@@ -452,8 +465,10 @@ void step_record(cuda_backend *b);
 void step_submit(cuda_backend *b);
 void graphs_drop(cuda_backend *b);
 void record_close(cuda_backend *b);
-// memory.cu: where kernels find an arena.
+// memory.cu: where kernels find an arena; whether its bytes [at, at + bytes) have memory, asked by
+// any thread of pages that are taken.
 uint8_t *arena_base(const struct backend_arena *a);
+bool arena_has(const struct backend_arena *a, size_t at, size_t bytes);
 // clock.cu: what this build has for the device. False: nothing.
 bool device_image(cudaFuncAttributes *out);
 // step.cu: the most that a group's tables hold within the limits, and the bytes of all groups'.

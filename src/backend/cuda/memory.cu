@@ -252,12 +252,18 @@ static uint8_t *arena_at(const backend_arena *a, size_t at, size_t bytes) {
     return a->base + at;
 }
 
-// The same, of mapped units (CUDA-6).
-static uint8_t *mapped_at(const backend_arena *a, size_t at, size_t bytes) {
-    uint8_t *p = arena_at(a, at, bytes);
+bool arena_has(const struct backend_arena *a, size_t at, size_t bytes) {
+    (void)arena_at(a, at, bytes);
     for (size_t unit = at / ARENA_UNIT; unit * ARENA_UNIT < at + bytes; unit++)
-        ASSERT(a->mapped[unit]);
-    return p;
+        if (!a->mapped[unit])
+            return false;
+    return true;
+}
+
+// The same as arena_at, of mapped units (CUDA-6).
+static uint8_t *mapped_at(const backend_arena *a, size_t at, size_t bytes) {
+    ASSERT(arena_has(a, at, bytes));
+    return arena_at(a, at, bytes);
 }
 
 // The handle is given up at once: the mapping keeps the memory, and unmapping frees it.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* null.c: a backend without bytes, threads and kernels, to measure what the cache and the scheduler
- * cost by themselves; and one with bytes. They have none of the operations. */
+ * cost by themselves; and two with bytes (null.h). They have none of the operations. */
 #include <string.h>
 
 #include "backend/host.h"
@@ -15,7 +15,7 @@ struct backend_arena {
 };
 
 static bool has_bytes(const struct backend *b) {
-    return b->ops->arena_host != NULL;
+    return b->ops->arena_host || b->ops->lane_create;
 }
 
 /* ---- life and memory ------------------------------------------------------------------------- */
@@ -144,6 +144,47 @@ static void null_page_convert(struct backend *b, struct backend_arena *a,
     check_unit(a, c->to_addr);
 }
 
+/* ---- lanes: every copy is done when its call returns ----------------------------------------- */
+
+struct backend_lane {
+    struct backend *backend;
+};
+
+static void *null_pinned_alloc(struct backend *b, size_t bytes) {
+    return mem_alloc_aligned(bytes);
+}
+
+static void null_pinned_free(struct backend *b, void *p) {
+    mem_free(p);
+}
+
+static struct backend_lane *null_lane_create(struct backend *b) {
+    struct backend_lane *l = mem_calloc(1, sizeof *l);
+    if (l)
+        l->backend = b;
+    return l;
+}
+
+static void null_lane_destroy(struct backend *b, struct backend_lane *l) {
+    mem_free(l);
+}
+
+static void null_lanes_follow(struct backend *b) {}
+
+static void null_lane_put(struct backend_lane *l, struct backend_arena *a, size_t at,
+                          const void *host, size_t bytes) {
+    memcpy(at_byte(a, at, bytes), host, bytes);
+}
+
+static void null_lane_get(struct backend_lane *l, const struct backend_arena *a, size_t at,
+                          void *host, size_t bytes) {
+    memcpy(host, at_byte(a, at, bytes), bytes);
+}
+
+static bool null_lane_wait(struct backend_lane *l) {
+    return true;
+}
+
 static void null_step_begin(struct backend *b, const struct batch *batch, uint32_t groups) {}
 
 #define MEMBER(name) .name = null_##name,
@@ -152,6 +193,8 @@ static const struct backend_ops NULL_OPS = {HOST_MEMBERS, .read = null_read, .wr
 static const struct backend_ops BYTES_OPS = {HOST_MEMBERS, .read = host_read, .write = host_write,
                                              .arena_host = null_arena_host,
                                              BACKEND_MEMBERS(MEMBER)};
+static const struct backend_ops LANES_OPS = {HOST_MEMBERS, .read = host_read, .write = host_write,
+                                             LANE_MEMBERS(MEMBER) BACKEND_MEMBERS(MEMBER)};
 #undef MEMBER
 
 static kvasir_status create(const struct backend_ops *ops, struct backend **out,
@@ -170,4 +213,8 @@ kvasir_status backend_null_create(struct backend **out, kvasir_error *err) {
 
 kvasir_status backend_null_create_bytes(struct backend **out, kvasir_error *err) {
     return create(&BYTES_OPS, out, err);
+}
+
+kvasir_status backend_null_create_lanes(struct backend **out, kvasir_error *err) {
+    return create(&LANES_OPS, out, err);
 }

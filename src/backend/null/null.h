@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Backends for simulations and tests, without operations. Pages of the one have addresses and no
- * bytes: what is read is zeros. Pages of the other are memory of the host, so that what moves them
- * can be tried without a model. */
+/* Backends for simulations and tests, without operations. Pages of the first have addresses and no
+ * bytes: what is read is zeros. Pages of the others are memory of the host, so that what moves them
+ * can be tried without a model: of the second they are within its reach, and of the third, as on a
+ * device, only lanes and reads and writes of the arena come to them. */
 #ifndef KVASIR_BACKEND_NULL_H
 #define KVASIR_BACKEND_NULL_H
 
@@ -9,5 +10,6 @@
 
 kvasir_status backend_null_create(struct backend **out, kvasir_error *err) MUST_CHECK;
 kvasir_status backend_null_create_bytes(struct backend **out, kvasir_error *err) MUST_CHECK;
+kvasir_status backend_null_create_lanes(struct backend **out, kvasir_error *err) MUST_CHECK;
 
 #endif
