@@ -145,18 +145,34 @@ struct tier {
     const struct tier_ops *ops;
 };
 
+/* A record as a tier has it. It stays there, unchanged, until it is given back. */
+struct tier_loan {
+    const struct record_head *head;
+    void *record; /* the tier's, as the next two are */
+    uint32_t block;
+    uint64_t left;
+};
+
 /* Any thread may call any of these at any time, several at once. None but `find` of an `instant`
  * tier is called by the engine's thread: all others may wait for a disk or a network, but no longer
  * than `deadline` (clock_seconds) where there is one. Errors never end anything: a tier logs the
  * first of a kind in one line (through `complain`), counts the rest, and does without. */
 struct tier_ops {
-    const char *name; /* "disk", "remote", "memory": in metrics */
+    const char *name; /* "host", "disk", "remote": in metrics */
     bool instant;     /* find answers from memory */
+    uint32_t readers; /* threads that read from it at a time, at most 4; 0: 2 */
     /* have[i]: whether key i is there, as far as it is known. At most one round trip. */
     void (*find)(struct tier *t, const struct tier_place *place, const struct tier_key *keys,
                  uint32_t n, bool *have, double deadline);
     /* Reads n records; each gets a result. */
     void (*read)(struct tier *t, struct tier_read *reads, uint32_t n, double deadline);
+    /* Reads without a copy, from memory that a device reads at full speed (pinned_alloc of
+     * backend.h). All three are NULL if the tier does not. lend: false: it is missing. lent: the
+     * next piece of the payload; NULL: there are no more. give_back: once the loan's use is over,
+     * with what came of it and how long it took, which count as a read's. */
+    bool (*lend)(struct tier *t, struct tier_key key, struct tier_loan *out);
+    const uint8_t *(*lent)(struct tier *t, struct tier_loan *l, size_t *bytes);
+    void (*give_back)(struct tier *t, struct tier_loan *l, enum tier_result result, double seconds);
     /* Writes a sealed record. Does nothing if the key is there already. False: it was not written
      * (full, failed, down). */
     bool (*write)(struct tier *t, const struct record_head *head, const void *payload);
@@ -216,9 +232,21 @@ enum { TIER_SECRET_LEAST = 16 };
 kvasir_status tier_redis_create(const struct tier_redis_options *o, struct tier **out,
                                 kvasir_error *err) MUST_CHECK;
 
+struct backend;
+struct tier_memory_options {
+    uint64_t limit_bytes; /* of all that it takes; at least a block and its tables */
+    /* A payload takes whole blocks: a multiple of 4096; 0: 4096. tier_memory_block has a good one
+     * for payloads of these sizes. */
+    uint32_t block_bytes;
+    struct backend *backend; /* whose lanes read the records; NULL or without lanes: nobody's */
+    tier_complain_fn *complain;
+    void *user;
+};
+uint32_t tier_memory_block(const uint64_t *bytes, uint32_t n);
 /* Records in host memory, the least recently used go first: for a device whose memory is smaller,
- * and for tests. */
-kvasir_status tier_memory_create(uint64_t limit_bytes, struct tier **out,
+ * and for tests. Memory for a device is slow to get: a thread of the tier gets it from now on, all
+ * that the limit allows. If less is left, the tier complains and does with that. */
+kvasir_status tier_memory_create(const struct tier_memory_options *o, struct tier **out,
                                  kvasir_error *err) MUST_CHECK;
 
 /* ---- a disk tier's folder from outside (tier_folder.c) --------------------------------------- */

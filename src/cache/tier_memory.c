@@ -3,41 +3,68 @@
  *
  *   table    [power of two] -> records by key, chained
  *   newest <-> ... <-> oldest, a list of the same records in the order of their last use
+ *   record -> block -> block ..., of one size: memory does not become scattered, whatever sizes
+ *             payloads have
+ *   slabs    [SLAB_BYTES] of blocks. For a device each is pinned memory, which takes a tenth of a
+ *             second to get: a thread gets them all, from the tier's making on
  *
  * It is for a device whose own memory is smaller than the host's, and the tier that tests compare
  * the others with. What it holds cannot rot, but it is checked as in every tier: a record that was
  * damaged before it came is found out when it is read.
  *
- * Any thread calls it; one mutex guards everything. A reader copies a payload while it holds the
- * mutex, so a record can be removed at any time. Copies are of a few MiB: others wait for less
- * than a millisecond.
+ * Any thread calls it; one mutex guards everything but payloads, which are copied without it. A
+ * record that is being read is lent: it may be removed from table and list meanwhile, but keeps its
+ * blocks.
  *
  * Invariants
- *   held is the sum of record_cost over the records in the list, table and struct included, and
- *   <= limit whenever the mutex is free. A record is in the table exactly if it is in the list.
+ *   MEMORY-1  Struct, tables, slabs and the structs of records, of which there are at most as many
+ *             as blocks, never exceed the limit.
+ *   MEMORY-2  A block is in one record, in the list of free blocks, or `fresh` or later.
+ *   MEMORY-3  A record is in the table exactly if it is in the list. One that is in neither is
+ *             lent, or being written.
  */
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
+#include "backend/backend.h"
 #include "cache/tier.h"
 
-enum { BUCKETS_LEAST = 64, BUCKET_RECORDS = 4 /* on average; then the table doubles */ };
+enum { BUCKETS_LEAST = 64, BUCKET_RECORDS = 4 /* on average, at most */, BLOCK_LEAST = 4096 };
+#define SLAB_BYTES ((uint64_t)256 << 20)
+#define NO_BLOCK   UINT32_MAX
 
 struct kept {
     struct kept *next; /* of its bucket */
     struct kept *newer, *older;
+    uint32_t first_block;
+    uint32_t loans;
+    bool listed; /* in table and list */
     struct record_head head;
-    uint8_t payload[]; /* [head.bytes] */
 };
+/* A record with the smallest payload: its struct and what the allocator adds. */
+enum { KEPT_BYTES = sizeof(struct kept) + 16 };
 
 struct tier_memory {
     struct tier base;
-    pthread_mutex_t mutex; /* guards what follows; a leaf */
-    struct kept **table;   /* [buckets] */
+    struct tier_memory_options options;
+    bool pinned;
+    uint32_t block_bytes, slab_blocks; /* of all slabs but the last */
+    uint32_t n_blocks, n_slabs;        /* at most */
+    uint8_t **slabs;                   /* [n_slabs] */
     uint32_t buckets;
+    pthread_t getter;
+    bool has_getter;
+    pthread_mutex_t mutex; /* guards what follows; a leaf */
+    pthread_cond_t got;    /* a slab, or there will be no more */
+    uint32_t made_slabs, made_blocks;
+    bool stop, all_made;
+    struct kept **table; /* [buckets] */
+    uint32_t *next;      /* [n_blocks] of its record, or of the free ones */
+    uint32_t free_block, n_free;
+    uint32_t fresh; /* blocks from this one on were never used */
     struct kept *newest, *oldest;
-    uint64_t held;
     struct tier_stats stats;
 };
 
@@ -45,16 +72,115 @@ static struct tier_memory *of_base(struct tier *t) {
     return (struct tier_memory *)t;
 }
 
-/* What the allocator adds to a block is counted, too. */
-static uint64_t record_cost(const struct record_head *head) {
-    return sizeof(struct kept) + head->bytes + 16;
+/* ---- slabs ----------------------------------------------------------------------------------- */
+
+static uint32_t blocks_of_slab(const struct tier_memory *m, uint32_t slab) {
+    const uint32_t before = slab * m->slab_blocks, left = m->n_blocks - before;
+    return left < m->slab_blocks ? left : m->slab_blocks;
 }
 
-static uint64_t own_bytes(const struct tier_memory *m) {
-    return sizeof *m + m->buckets * sizeof(struct kept *);
+static uint64_t slab_bytes(const struct tier_memory *m, uint32_t slab) {
+    return (uint64_t)blocks_of_slab(m, slab) * m->block_bytes;
 }
 
-/* ---- table and list -------------------------------------------------------------------------- */
+/* False: no memory is left. */
+static bool get_slab(struct tier_memory *m, uint32_t slab) {
+    struct backend *b = m->options.backend;
+    const uint64_t bytes = slab_bytes(m, slab);
+    m->slabs[slab] = m->pinned ? b->ops->pinned_alloc(b, bytes) : mem_reserve(bytes);
+    return m->slabs[slab] != NULL;
+}
+
+static void free_slab(struct tier_memory *m, uint32_t slab) {
+    struct backend *b = m->options.backend;
+    if (m->pinned)
+        b->ops->pinned_free(b, m->slabs[slab]);
+    else
+        mem_unreserve(m->slabs[slab], slab_bytes(m, slab));
+}
+
+static void complain_of_slabs(const struct tier_memory *m, uint32_t got) {
+    char line[160];
+    snprintf(line, sizeof line,
+             "host tier: only %llu of %llu MiB of host memory could be pinned for the device",
+             (unsigned long long)(got * SLAB_BYTES >> 20),
+             (unsigned long long)(m->options.limit_bytes >> 20));
+    if (m->options.complain)
+        m->options.complain(m->options.user, line);
+}
+
+static void *getter_thread(void *user) {
+    struct tier_memory *m = user;
+    bool good = true, stop = false;
+    for (uint32_t i = 0; i < m->n_slabs && good && !stop; i++) {
+        good = get_slab(m, i);
+        pthread_mutex_lock(&m->mutex);
+        if (good) {
+            m->made_slabs++;
+            m->made_blocks += blocks_of_slab(m, i);
+        }
+        stop = m->stop;
+        pthread_cond_broadcast(&m->got);
+        pthread_mutex_unlock(&m->mutex);
+        if (!good)
+            complain_of_slabs(m, i);
+    }
+    pthread_mutex_lock(&m->mutex);
+    m->all_made = true;
+    pthread_cond_broadcast(&m->got);
+    pthread_mutex_unlock(&m->mutex);
+    return NULL;
+}
+
+/* ---- blocks, with the mutex held ------------------------------------------------------------- */
+
+static uint32_t blocks_of(const struct tier_memory *m, uint64_t bytes) {
+    return (uint32_t)((bytes + m->block_bytes - 1) / m->block_bytes);
+}
+
+static uint8_t *block_at(const struct tier_memory *m, uint32_t block) {
+    ASSERT(block < m->n_blocks);
+    return m->slabs[block / m->slab_blocks] + (uint64_t)(block % m->slab_blocks) * m->block_bytes;
+}
+
+static uint32_t free_blocks(const struct tier_memory *m) {
+    return m->n_free + (m->made_blocks - m->fresh);
+}
+
+/* The first of n blocks, of which there are that many free ones. Those of a record are neighbours
+ * unless blocks of records of other sizes were freed before: lent() joins neighbours. */
+static uint32_t take_blocks(struct tier_memory *m, uint32_t n) {
+    uint32_t first = NO_BLOCK, *link = &first;
+    for (; n > 0; n--) {
+        uint32_t block = m->free_block;
+        if (m->n_free > 0) {
+            m->free_block = m->next[block];
+            m->n_free--;
+        } else {
+            ASSERT(m->fresh < m->made_blocks);
+            block = m->fresh++;
+        }
+        *link = block;
+        link = &m->next[block];
+    }
+    *link = NO_BLOCK;
+    return first;
+}
+
+/* They are taken again in the same order. */
+static void free_record(struct tier_memory *m, struct kept *r) {
+    uint32_t last = r->first_block, n = 1;
+    ASSERT(!r->listed && r->loans == 0);
+    for (; m->next[last] != NO_BLOCK; last = m->next[last])
+        n++;
+    m->next[last] = m->free_block;
+    m->free_block = r->first_block;
+    m->n_free += n;
+    ASSERT(m->n_free <= m->fresh);
+    mem_free(r);
+}
+
+/* ---- table and list, with the mutex held ----------------------------------------------------- */
 
 /* Keys are hashes: any bits of them will do. */
 static struct kept **bucket(const struct tier_memory *m, struct tier_key key) {
@@ -82,16 +208,17 @@ static void list_push(struct tier_memory *m, struct kept *r) {
 
 static void record_remove(struct tier_memory *m, struct kept *r) {
     struct kept **at = bucket(m, r->head.key);
+    ASSERT(r->listed && m->stats.records > 0);
     while (*at != r)
         at = &(*at)->next;
     *at = r->next;
     list_unlink(m, r);
-    ASSERT(m->held >= record_cost(&r->head) && m->stats.records > 0);
-    m->held -= record_cost(&r->head);
+    r->listed = false;
     m->stats.records--;
     m->stats.bytes -= sizeof r->head + r->head.bytes;
     m->stats.dropped++;
-    mem_free(r);
+    if (r->loans == 0)
+        free_record(m, r);
 }
 
 static void record_add(struct tier_memory *m, struct kept *r) {
@@ -99,28 +226,11 @@ static void record_add(struct tier_memory *m, struct kept *r) {
     r->next = *at;
     *at = r;
     list_push(m, r);
-    m->held += record_cost(&r->head);
+    r->listed = true;
     m->stats.records++;
     m->stats.bytes += sizeof r->head + r->head.bytes;
-}
-
-/* Twice as many buckets, if there is memory for them; without, chains grow. */
-static void table_grow(struct tier_memory *m) {
-    const uint64_t more = m->buckets * sizeof *m->table;
-    if (m->buckets > UINT32_MAX / 2 || m->held + more > m->stats.limit_bytes)
-        return;
-    struct kept **table = mem_calloc(m->buckets * (size_t)2, sizeof *table);
-    if (!table)
-        return;
-    mem_free(m->table);
-    m->table = table;
-    m->buckets *= 2;
-    m->held += more;
-    for (struct kept *r = m->oldest; r; r = r->newer) {
-        struct kept **at = bucket(m, r->head.key);
-        r->next = *at;
-        *at = r;
-    }
+    m->stats.writes++;
+    m->stats.write_bytes += sizeof r->head + r->head.bytes;
 }
 
 /* ---- the interface --------------------------------------------------------------------------- */
@@ -136,33 +246,72 @@ static void memory_find(struct tier *t, const struct tier_place *place, const st
     pthread_mutex_unlock(&m->mutex);
 }
 
-/* A copy, summed after the mutex is free. */
-static void read_one(struct tier_memory *m, struct tier_read *r) {
-    const double start = clock_seconds();
+static bool memory_lend(struct tier *t, struct tier_key key, struct tier_loan *out) {
+    struct tier_memory *m = of_base(t);
     pthread_mutex_lock(&m->mutex);
-    struct kept *kept = lookup(m, r->key);
-    r->result = kept ? TIER_OK : TIER_MISSING;
-    if (kept) {
-        list_unlink(m, kept);
-        list_push(m, kept);
-        if (record_begin(r, &kept->head))
-            memcpy(r->payload, kept->payload, min_size(r->bytes, kept->head.bytes));
+    struct kept *r = lookup(m, key);
+    if (r) {
+        list_unlink(m, r);
+        list_push(m, r);
+        r->loans++;
+        *out = (struct tier_loan){&r->head, r, r->first_block, r->head.bytes};
     }
+    m->stats.missing += !r;
     pthread_mutex_unlock(&m->mutex);
-    if (r->result == TIER_OK) {
-        record_piece(r, r->payload, min_size(r->bytes, r->head.bytes));
+    return r != NULL;
+}
+
+/* Links and slabs of a lent record do not change. */
+static const uint8_t *memory_lent(struct tier *t, struct tier_loan *l, size_t *bytes) {
+    const struct tier_memory *m = of_base(t);
+    if (l->left == 0)
+        return NULL;
+    const uint8_t *at = block_at(m, l->block), *end = at;
+    do {
+        end += m->block_bytes;
+        l->block = m->next[l->block];
+    } while (l->block != NO_BLOCK && block_at(m, l->block) == end);
+    *bytes = min_size((size_t)(end - at), l->left);
+    l->left -= *bytes;
+    return at;
+}
+
+static void memory_give_back(struct tier *t, struct tier_loan *l, enum tier_result result,
+                             double seconds) {
+    struct tier_memory *m = of_base(t);
+    struct kept *r = l->record;
+    pthread_mutex_lock(&m->mutex);
+    if (result == TIER_OK) {
+        m->stats.reads++;
+        m->stats.read_bytes += sizeof r->head + r->head.bytes;
+        m->stats.read_seconds += seconds;
+    }
+    m->stats.damaged += result == TIER_DAMAGED;
+    m->stats.failed += result == TIER_FAILED;
+    ASSERT(r->loans > 0);
+    if (--r->loans == 0 && !r->listed)
+        free_record(m, r);
+    pthread_mutex_unlock(&m->mutex);
+}
+
+static void read_one(struct tier *t, struct tier_read *r) {
+    const double start = clock_seconds();
+    struct tier_loan loan;
+    const uint8_t *from;
+    size_t bytes;
+    r->result = TIER_MISSING;
+    if (!memory_lend(t, r->key, &loan))
+        return;
+    if (record_begin(r, loan.head)) {
+        uint8_t *to = r->payload;
+        loan.left = min_size(loan.left, r->bytes);
+        for (; (from = memory_lent(t, &loan, &bytes)) != NULL; to += bytes) {
+            memcpy(to, from, bytes);
+            record_piece(r, to, bytes);
+        }
         record_end(r);
     }
-    pthread_mutex_lock(&m->mutex);
-    if (r->result == TIER_OK) {
-        m->stats.reads++;
-        m->stats.read_bytes += sizeof r->head + r->bytes;
-        m->stats.read_seconds += clock_seconds() - start;
-    }
-    m->stats.missing += r->result == TIER_MISSING;
-    m->stats.damaged += r->result == TIER_DAMAGED;
-    m->stats.failed += r->result == TIER_FAILED;
-    pthread_mutex_unlock(&m->mutex);
+    memory_give_back(t, &loan, r->result, clock_seconds() - start);
 }
 
 static void memory_read(struct tier *t, struct tier_read *reads, uint32_t n, double deadline) {
@@ -170,42 +319,68 @@ static void memory_read(struct tier *t, struct tier_read *reads, uint32_t n, dou
     (void)deadline; /* memory is never late */
     for (uint32_t i = 0; i < n; i++) {
         reads[i].sum = sum;
-        if (sum) {
-            read_one(of_base(t), &reads[i]);
-        } else {
+        if (sum)
+            read_one(t, &reads[i]);
+        else
             reads[i].result = TIER_FAILED;
-        }
         reads[i].sum = NULL;
         record_ended(&reads[i]);
     }
     XXH3_freeState(sum);
 }
 
-/* Removes what has expired from the oldest on, then what is in the way. False: it does not fit. */
-static bool make_room(struct tier_memory *m, uint64_t cost) {
-    if (cost > m->stats.limit_bytes - own_bytes(m))
+/* Waits for slabs that are still to come, then removes the oldest records that nobody reads. False:
+ * n blocks are more than there are. */
+static bool make_room(struct tier_memory *m, uint32_t n) {
+    while (free_blocks(m) < n && !m->all_made)
+        pthread_cond_wait(&m->got, &m->mutex);
+    if (n > m->made_blocks)
         return false;
-    while (m->held + cost > m->stats.limit_bytes)
-        record_remove(m, m->oldest);
-    return true;
+    for (struct kept *r = m->oldest, *newer; r && free_blocks(m) < n; r = newer) {
+        newer = r->newer;
+        if (r->loans == 0)
+            record_remove(m, r);
+    }
+    return free_blocks(m) >= n;
+}
+
+/* A record in no list, with room for its payload. NULL: there is none. */
+static struct kept *record_make(struct tier_memory *m, const struct record_head *head) {
+    const uint32_t n = blocks_of(m, head->bytes);
+    struct kept *r = make_room(m, n) ? mem_calloc(1, sizeof *r) : NULL;
+    if (!r)
+        return NULL;
+    r->head = *head;
+    r->first_block = take_blocks(m, n);
+    return r;
+}
+
+static void fill(const struct tier_memory *m, const struct kept *r, const uint8_t *payload) {
+    uint64_t left = r->head.bytes;
+    for (uint32_t b = r->first_block; b != NO_BLOCK; b = m->next[b]) {
+        const size_t bytes = min_size(left, m->block_bytes);
+        memcpy(block_at(m, b), payload, bytes);
+        payload += bytes;
+        left -= bytes;
+    }
+    ASSERT(left == 0);
 }
 
 static bool memory_write(struct tier *t, const struct record_head *head, const void *payload) {
     struct tier_memory *m = of_base(t);
+    ASSERT(head->bytes > 0);
     pthread_mutex_lock(&m->mutex);
     bool good = lookup(m, head->key) != NULL;
-    if (!good && make_room(m, record_cost(head))) {
-        struct kept *r = mem_alloc(sizeof *r + head->bytes);
-        if (r) {
-            r->head = *head;
-            memcpy(r->payload, payload, head->bytes);
+    struct kept *r = good ? NULL : record_make(m, head);
+    if (r) {
+        pthread_mutex_unlock(&m->mutex);
+        fill(m, r, payload);
+        pthread_mutex_lock(&m->mutex);
+        if (lookup(m, head->key)) /* another thread wrote it meanwhile */
+            free_record(m, r);
+        else
             record_add(m, r);
-            if (m->stats.records / BUCKET_RECORDS > m->buckets)
-                table_grow(m);
-            m->stats.writes++;
-            m->stats.write_bytes += sizeof *head + head->bytes;
-            good = true;
-        }
+        good = true;
     }
     m->stats.write_failures += !good;
     pthread_mutex_unlock(&m->mutex);
@@ -256,28 +431,51 @@ static void memory_rest(struct tier *t) {
     pthread_mutex_unlock(&m->mutex);
 }
 
+static uint64_t own_bytes(uint32_t blocks, uint32_t slabs, uint32_t buckets) {
+    return sizeof(struct tier_memory) + slabs * sizeof(uint8_t *) +
+           buckets * sizeof(struct kept *) + blocks * sizeof(uint32_t);
+}
+
 static void memory_stats(struct tier *t, struct tier_stats *out) {
     struct tier_memory *m = of_base(t);
     pthread_mutex_lock(&m->mutex);
     *out = m->stats;
-    out->table_bytes = own_bytes(m);
+    out->table_bytes = own_bytes(m->n_blocks, m->n_slabs, m->buckets);
     pthread_mutex_unlock(&m->mutex);
 }
 
+/* ---- life ------------------------------------------------------------------------------------ */
+
 static void memory_destroy(struct tier *t) {
     struct tier_memory *m = of_base(t);
+    pthread_mutex_lock(&m->mutex);
+    m->stop = true;
+    pthread_mutex_unlock(&m->mutex);
+    if (m->has_getter)
+        pthread_join(m->getter, NULL);
     while (m->oldest)
         record_remove(m, m->oldest);
-    ASSERT(m->held == own_bytes(m) && m->stats.records == 0);
+    ASSERT(m->stats.records == 0 && m->n_free == m->fresh); /* nothing is lent */
+    for (uint32_t i = 0; i < m->made_slabs; i++)
+        free_slab(m, i);
+    mem_free(m->slabs);
     mem_free(m->table);
+    mem_free(m->next);
+    pthread_cond_destroy(&m->got);
     pthread_mutex_destroy(&m->mutex);
     mem_free(m);
 }
 
-static const struct tier_ops memory_ops = {.name = "memory",
+enum { MEMORY_READERS = 4 }; /* one sums about a fifth of what a device's copies move */
+
+static const struct tier_ops memory_ops = {.name = "host",
                                            .instant = true,
+                                           .readers = MEMORY_READERS,
                                            .find = memory_find,
                                            .read = memory_read,
+                                           .lend = memory_lend,
+                                           .lent = memory_lent,
+                                           .give_back = memory_give_back,
                                            .write = memory_write,
                                            .drop = memory_drop,
                                            .forget = memory_forget,
@@ -285,23 +483,74 @@ static const struct tier_ops memory_ops = {.name = "memory",
                                            .stats = memory_stats,
                                            .destroy = memory_destroy};
 
-kvasir_status tier_memory_create(uint64_t limit_bytes, struct tier **out, kvasir_error *err) {
-    if (limit_bytes < 4096)
-        return fail(err, KVASIR_ERR_ARGUMENT, "a memory tier of %u bytes holds nothing",
-                    (unsigned)limit_bytes);
-    struct tier_memory *m = mem_calloc(1, sizeof *m);
-    struct kept **table = mem_calloc(BUCKETS_LEAST, sizeof *table);
-    if (!m || !table) {
-        mem_free(table);
-        mem_free(m);
-        return fail(err, KVASIR_ERR_MEMORY, "memory tier: out of memory");
+uint32_t tier_memory_block(const uint64_t *bytes, uint32_t n) {
+    enum { BLOCK_FINE = 64 << 10, WASTE_PART = 16 };
+    uint64_t least = UINT64_MAX;
+    for (uint32_t i = 0; i < n; i++)
+        least = bytes[i] < least ? bytes[i] : least;
+    for (uint32_t parts = 1;; parts *= 2) {
+        const uint64_t block = (least / parts + BLOCK_LEAST - 1) / BLOCK_LEAST * BLOCK_LEAST;
+        bool good = true;
+        for (uint32_t i = 0; i < n; i++)
+            good = good && (block - bytes[i] % block) % block <= bytes[i] / WASTE_PART;
+        if (block <= SLAB_BYTES && (good || block <= BLOCK_FINE))
+            return (uint32_t)block;
     }
-    m->base.ops = &memory_ops;
-    pthread_mutex_init(&m->mutex, NULL);
-    m->table = table;
+}
+
+/* As many blocks as the limit holds with all that belongs to them (MEMORY-1). */
+static void size_up(struct tier_memory *m) {
+    const uint64_t limit = m->options.limit_bytes, block = m->block_bytes;
+    m->slab_blocks = (uint32_t)(SLAB_BYTES / block);
     m->buckets = BUCKETS_LEAST;
-    m->held = own_bytes(m);
-    m->stats.limit_bytes = limit_bytes;
-    *out = &m->base;
-    return KVASIR_OK;
+    m->n_slabs = (uint32_t)(limit / SLAB_BYTES + 1);
+    while ((uint64_t)m->buckets * BUCKET_RECORDS < limit / block && m->buckets < 1u << 30)
+        m->buckets *= 2;
+    const uint64_t own = own_bytes(0, m->n_slabs, m->buckets),
+                   each = block + KEPT_BYTES + sizeof(uint32_t),
+                   blocks = limit > own ? (limit - own) / each : 0;
+    m->n_blocks = blocks < NO_BLOCK ? (uint32_t)blocks : NO_BLOCK - 1;
+    m->n_slabs = (m->n_blocks + m->slab_blocks - 1) / m->slab_blocks;
+}
+
+static bool get_memory(struct tier_memory *m) {
+    m->table = mem_calloc(m->buckets, sizeof *m->table);
+    m->next = mem_calloc(m->n_blocks, sizeof *m->next);
+    m->slabs = mem_calloc(m->n_slabs, sizeof *m->slabs);
+    if (!m->table || !m->next || !m->slabs)
+        return false;
+    if (m->pinned) {
+        m->has_getter = pthread_create(&m->getter, NULL, getter_thread, m) == 0;
+        return m->has_getter;
+    }
+    getter_thread(m); /* address space alone */
+    return m->made_slabs == m->n_slabs;
+}
+
+kvasir_status tier_memory_create(const struct tier_memory_options *o, struct tier **out,
+                                 kvasir_error *err) {
+    struct tier_memory *m = mem_calloc(1, sizeof *m);
+    if (!m)
+        return fail(err, KVASIR_ERR_MEMORY, "host tier: out of memory");
+    m->base.ops = &memory_ops;
+    m->options = *o;
+    m->pinned = o->backend && o->backend->ops->pinned_alloc;
+    m->block_bytes = o->block_bytes ? o->block_bytes : (uint32_t)BLOCK_LEAST;
+    ASSERT(m->block_bytes % BLOCK_LEAST == 0 && m->block_bytes <= SLAB_BYTES);
+    m->free_block = NO_BLOCK;
+    m->stats.limit_bytes = o->limit_bytes;
+    pthread_mutex_init(&m->mutex, NULL);
+    pthread_cond_init(&m->got, NULL);
+    size_up(m);
+    kvasir_status status = KVASIR_OK;
+    if (m->n_blocks == 0)
+        status = fail(err, KVASIR_ERR_ARGUMENT, "a host tier of %llu bytes holds nothing",
+                      (unsigned long long)o->limit_bytes);
+    else if (!get_memory(m))
+        status = fail(err, KVASIR_ERR_MEMORY, "host tier: out of memory");
+    if (status != KVASIR_OK)
+        memory_destroy(&m->base);
+    else
+        *out = &m->base;
+    return status;
 }

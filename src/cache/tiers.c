@@ -52,10 +52,9 @@ kvasir_status tiers_create(struct prefix_tree *t, const struct tiers_options *o,
         w->tier->ops->stats(w->tier, &stats);
         w->limit_bytes = stats.limit_bytes;
     }
-    if (!c->backend->ops->arena_host && !o->now)
+    if (pages_are_far(s) && !c->backend->ops->lane_create)
         status = fail(err, KVASIR_ERR_UNSUPPORTED,
-                      "tiers are not supported on this device, whose pages the host cannot reach: "
-                      "use the CPU");
+                      "tiers are not supported on this device, whose pages the host cannot reach");
     tree_chain_begin(t, o->context);
     if (status == KVASIR_OK && !o->now)
         status = start_stores(s, err);

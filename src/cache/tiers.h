@@ -70,6 +70,9 @@ struct tiers_options {
     double (*now)(void *user); /* NULL: no simulation */
 };
 
+/* What tier_memory_create needs for the pages and states of a cache: its block_bytes; *most: the
+ * largest payload. */
+uint32_t tiers_block_bytes(const struct kv_cache *c, uint64_t *most);
 /* For a tree that is still empty. The tiers are destroyed on failure, too. */
 kvasir_status tiers_create(struct prefix_tree *t, const struct tiers_options *o, struct tiers **out,
                            kvasir_error *err) MUST_CHECK;

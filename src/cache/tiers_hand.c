@@ -40,7 +40,7 @@ static void work_until(struct store *w, double now) {
         store_collect(w);
     }
     while ((w->hand.reading || begin_read(w)) && w->hand.read_until <= now) {
-        store_read(w, &w->hand.read, NULL);
+        store_read(&(struct reader){.store = w}, &w->hand.read);
         w->hand.reading = false;
     }
 }

@@ -2,6 +2,7 @@
 /* What the files of tiers share. Each calls only those before it:
  *
  *     tiers_parts.c   parts of a page: sizes, places, names; waking the engine's thread
+ *     tiers_move.c    bytes of pages to threads and back: by pointers, or by lanes of a device
  *     tiers_forget.c  what tiers have still to forget
  *     tiers_check.c   whether tiers still have what they were given
  *     tiers_write.c   pages of the tree to records: queues, writer threads
@@ -22,7 +23,8 @@
 #include "cache/tree_internal.h"
 
 enum {
-    READERS = 2,        /* threads of each tier */
+    READERS = 2, /* threads of a tier that does not say */
+    READERS_MAX = 4,
     WRITE_SLOTS = 8,    /* records that a writer can have without the engine's thread */
     WAITING_MAX = 4096, /* nodes that wait to be written, of each tier */
     TRIAL_NODES = 8,    /* at a time, of those that a tier did not take before */
@@ -42,7 +44,7 @@ struct write_slot {
     uint32_t node;
     bool last;     /* of its node: it is unpinned once this one is copied */
     bool replaces; /* one that expires sooner */
-    const uint8_t *from;
+    uint32_t addr; /* of the page or state */
     struct record_head head;
 };
 
@@ -83,16 +85,32 @@ struct batch_read {
     double deadline;
 };
 
+/* What a thread has to move bytes of pages (tiers_move.c). */
+struct mover {
+    const struct tiers *tiers;
+    struct backend_lane *lane; /* NULL: the host reaches pages */
+    uint8_t *memory;           /* what was asked for, which lanes reach */
+};
+
+/* A reader thread of a store. */
+struct reader {
+    struct store *store;
+    pthread_t thread;
+    struct mover mover; /* only if the host does not reach pages; memory: unless the tier lends */
+    XXH3_state_t *sum;
+};
+
 /* One tier, its threads and queues. */
 struct store {
     struct tiers *all;
     struct tier *tier;
     uint32_t index;
     uint64_t limit_bytes; /* of the tier; 0: none is known */
-    pthread_t readers[READERS], writer;
+    struct reader readers[READERS_MAX];
+    pthread_t writer;
     uint32_t n_readers;
     bool has_writer;
-    uint8_t *copy; /* the writer's: a page or state */
+    struct mover mover; /* the writer's, with memory for a page or state */
     /* the engine's: pinned nodes, a ring; the first one's next part */
     struct waiting waiting[WAITING_MAX];
     uint32_t first_waiting, n_waiting, next_part;
@@ -239,6 +257,21 @@ struct kv_page node_part(const struct tiers *s, uint32_t x, uint32_t part, struc
 /* How long a tier that failed is left alone: 1 s at first, then twice as long up to 64 s. */
 double longer_pause(double pause);
 
+/* ---- tiers_move.c ---- */
+/* Whether the host does not reach pages: lanes do. */
+bool pages_are_far(const struct tiers *s);
+/* With so much memory. False: there is not enough; mover_close gives back what there is. */
+bool mover_open(const struct tiers *s, uint64_t bytes, struct mover *m);
+void mover_close(struct mover *m);
+/* A page or state to the mover's memory. False: the device has failed. */
+bool mover_get(const struct mover *m, uint32_t addr, uint64_t bytes);
+/* Begins to copy to byte `at` of a page or state, by the lane. mover_wait: False: the device has
+ * failed. */
+void mover_put(const struct mover *m, uint32_t addr, uint64_t at, const void *from, size_t bytes);
+bool mover_wait(const struct mover *m);
+/* The engine's: what movers do from now on comes after all that the device was told so far. */
+void movers_follow(const struct tiers *s);
+
 /* ---- tiers_forget.c ---- */
 void store_forget(struct store *w, const struct tier_key *root); /* NULL: all of the context */
 /* Whether the tier has still to forget what has this root: it must not be asked for it. */
@@ -279,8 +312,8 @@ void store_stop_readers(struct store *w);
 /* With the mutex: the next objects of the load that this store has to read. Those after the cut are
  * closed. */
 bool store_take(struct store *w, struct tier_load *l, struct batch_read *out);
-/* Reads them, without the mutex. sum: of the thread. The load may be freed before it returns. */
-void store_read(struct store *w, const struct batch_read *b, XXH3_state_t *sum);
+/* Reads them, without the mutex. The load may be freed before it returns. */
+void store_read(const struct reader *r, const struct batch_read *b);
 
 /* ---- tiers_load.c ---- */
 /* Between steps. True: a load is done. */

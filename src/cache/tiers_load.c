@@ -267,7 +267,11 @@ static bool take_pages(struct tiers *s, struct tier_load *l, uint64_t charge) {
         const uint32_t class = part_is_state(s, o->part)
                                    ? s->cache->snapshot_class
                                    : s->cache->groups[o->part].page_class[o->at.layout];
-        if (o->store != NO_STORE && page_take_unset(pool, class, &o->at.addr, NULL) != KVASIR_OK) {
+        if (o->store == NO_STORE)
+            continue;
+        /* a device has memory for a page only once it has been zeroed */
+        if ((pages_are_far(s) ? page_take : page_take_unset)(pool, class, &o->at.addr, NULL) !=
+            KVASIR_OK) {
             o->at.addr = NO_ADDR;
             return false;
         }
@@ -312,6 +316,7 @@ static bool begin_reading(struct tiers *s, struct tier_load *l, uint32_t pages) 
         return false;
     }
     put_pages(s, l);
+    movers_follow(s);
     bytes_by_store(l, bytes);
     pthread_mutex_lock(&s->mutex);
     for (uint32_t i = 0; i < s->options.n; i++)

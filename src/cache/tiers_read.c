@@ -58,7 +58,7 @@ bool store_take(struct store *w, struct tier_load *l, struct batch_read *out) {
 /* A batch whose results are published one after the other. Once all objects of a load have theirs,
  * it may be freed at any moment: what comes later looks at `reads` alone. */
 struct reading {
-    struct store *store;
+    const struct reader *reader;
     const struct batch_read *batch;
     struct tier_read reads[READ_RECORDS];
     uint64_t now;
@@ -73,16 +73,23 @@ static bool compare(const struct tiers *s, struct tier_read *r, const struct rec
     return !record_is(&r->head, wanted, 0); /* not merely expired */
 }
 
-/* By the tier, or after it. */
+/* By the tier, or after it. A page that the host does not reach gets its bytes here, unless
+ * read_lent gave them to it. */
 static void publish(struct tier_read *r) {
     const struct reading *x = r->user;
-    struct tiers *s = x->store->all;
+    struct store *w = x->reader->store;
+    struct tiers *s = w->all;
     struct tier_load *l = x->batch->load;
     struct load_object *o = &l->objects[x->batch->objects[r - x->reads]];
     r->ended = NULL;
     const bool rejected = compare(s, r, &o->wanted, x->now);
+    if (r->result == TIER_OK && x->reader->mover.memory) {
+        mover_put(&x->reader->mover, o->at.addr, 0, r->payload, r->bytes);
+        if (!mover_wait(&x->reader->mover))
+            r->result = TIER_FAILED;
+    }
     pthread_mutex_lock(&s->mutex);
-    x->store->rejected += rejected;
+    w->rejected += rejected;
     o->expires = r->head.expires && r->head.expires < TREE_FOREVER ? r->head.expires : TREE_FOREVER;
     close_object(l, o, r->result);
     const bool last = l->open == 0;
@@ -96,7 +103,7 @@ static void publish(struct tier_read *r) {
 /* Others shall not find again what was damaged. Whoever waits for the load does not wait for
  * this. */
 static void drop_damaged(struct reading *x) {
-    struct tier *t = x->store->tier;
+    struct tier *t = x->reader->store->tier;
     for (uint32_t i = 0; i < x->batch->n; i++) {
         const struct tier_place place = {x->reads[i].context, x->reads[i].root};
         if (x->reads[i].result == TIER_DAMAGED)
@@ -104,23 +111,64 @@ static void drop_damaged(struct reading *x) {
     }
 }
 
-void store_read(struct store *w, const struct batch_read *b, XXH3_state_t *sum) {
+/* The device copies a record from where the tier has it, while this thread sums it there. What
+ * turns out to be damaged is in a page that nobody will see. */
+static void read_lent(const struct reader *reader, struct tier_read *r, uint32_t addr) {
+    struct tier *t = reader->store->tier;
+    const double start = clock_seconds();
+    struct tier_loan loan;
+    const uint8_t *from;
+    size_t bytes;
+    if (!t->ops->lend(t, r->key, &loan))
+        return;
+    r->sum = reader->sum;
+    if (record_begin(r, loan.head)) {
+        struct tier_loan copied = loan, summed = loan;
+        ASSERT(loan.left == r->bytes); /* unchecked is for tests of other tiers */
+        for (uint64_t at = 0; (from = t->ops->lent(t, &copied, &bytes)) != NULL; at += bytes)
+            mover_put(&reader->mover, addr, at, from, bytes);
+        while ((from = t->ops->lent(t, &summed, &bytes)) != NULL)
+            record_piece(r, from, bytes);
+        record_end(r);
+        if (!mover_wait(&reader->mover))
+            r->result = TIER_FAILED;
+    }
+    r->sum = NULL;
+    t->ops->give_back(t, &loan, r->result, clock_seconds() - start);
+}
+
+void store_read(const struct reader *reader, const struct batch_read *b) {
+    struct store *w = reader->store;
     struct tiers *s = w->all;
-    struct reading x = {.store = w, .batch = b, .now = (uint64_t)time(NULL)};
+    struct reading x = {.reader = reader, .batch = b, .now = (uint64_t)time(NULL)};
+    uint8_t *memory = reader->mover.memory;
+    uint32_t addresses[READ_RECORDS];
     for (uint32_t i = 0; i < b->n; i++) {
         const struct load_object *o = &b->load->objects[b->objects[i]];
+        addresses[i] = o->at.addr;
         x.reads[i] = (struct tier_read){.key = o->wanted.key,
                                         .context = o->wanted.context,
                                         .root = o->wanted.root,
-                                        .payload = part_host(s, o->at.addr, o->bytes),
                                         .bytes = o->bytes,
                                         .unchecked = s->options.unchecked,
                                         .ended = publish,
                                         .user = &x,
                                         .result = TIER_MISSING,
-                                        .sum = sum};
+                                        .sum = reader->sum};
+        if (!pages_are_far(s))
+            x.reads[i].payload = part_host(s, o->at.addr, o->bytes);
+        else if (memory) {
+            x.reads[i].payload = memory;
+            memory += o->bytes;
+        }
     }
-    w->tier->ops->read(w->tier, x.reads, b->n, b->deadline);
+    if (pages_are_far(s) && !memory)
+        for (uint32_t i = 0; i < b->n; i++) {
+            read_lent(reader, &x.reads[i], addresses[i]);
+            record_ended(&x.reads[i]);
+        }
+    else
+        w->tier->ops->read(w->tier, x.reads, b->n, b->deadline);
     for (uint32_t i = 0; i < b->n; i++)
         record_ended(&x.reads[i]);
     drop_damaged(&x);
@@ -143,7 +191,8 @@ static void time_find(struct store *w, struct tier_load *l) {
 }
 
 /* What a load has for this store, if anything. With the mutex held, which is released meanwhile. */
-static bool work_on(struct store *w, struct tier_load *l, XXH3_state_t *sum) {
+static bool work_on(const struct reader *r, struct tier_load *l) {
+    struct store *w = r->store;
     struct tiers *s = w->all;
     struct batch_read b;
     const uint32_t open = l->open;
@@ -155,7 +204,7 @@ static bool work_on(struct store *w, struct tier_load *l, XXH3_state_t *sum) {
         l->open = 0;
     } else if (l->phase == LOAD_READING && store_take(w, l, &b)) {
         pthread_mutex_unlock(&s->mutex);
-        store_read(w, &b, sum);
+        store_read(r, &b);
         pthread_mutex_lock(&s->mutex);
         return true; /* the load may be gone */
     }
@@ -171,15 +220,16 @@ static bool work_on(struct store *w, struct tier_load *l, XXH3_state_t *sum) {
 }
 
 static void *reader_thread(void *user) {
-    struct store *w = user;
-    struct tiers *s = w->all;
+    struct reader *r = user;
+    struct tiers *s = r->store->all;
     XXH3_state_t sum;
     XXH3_INITSTATE(&sum);
+    r->sum = &sum;
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), READER_NICE); /* Linux: of this thread alone */
     pthread_mutex_lock(&s->mutex);
     while (!s->stop) {
         struct tier_load *l = s->loads;
-        while (l && !work_on(w, l, &sum))
+        while (l && !work_on(r, l))
             l = l->next;
         if (!l && !s->stop)
             pthread_cond_wait(&s->read_more, &s->mutex);
@@ -188,15 +238,33 @@ static void *reader_thread(void *user) {
     return NULL;
 }
 
+/* Of a device a reader has memory for what it takes at a time, unless the tier lends its own. */
+static bool start_reader(struct store *w, struct reader *r) {
+    const struct tiers *s = w->all;
+    uint64_t most, bytes = 0;
+    (void)tiers_block_bytes(s->cache, &most);
+    if (!w->tier->ops->lend)
+        bytes = most > READ_BYTES ? most : READ_BYTES;
+    r->store = w;
+    if ((!pages_are_far(s) || mover_open(s, bytes, &r->mover)) &&
+        pthread_create(&r->thread, NULL, reader_thread, r) == 0)
+        return true;
+    mover_close(&r->mover);
+    return false;
+}
+
 kvasir_status store_start_readers(struct store *w, kvasir_error *err) {
-    while (w->n_readers < READERS &&
-           pthread_create(&w->readers[w->n_readers], NULL, reader_thread, w) == 0)
+    const uint32_t n = w->tier->ops->readers ? w->tier->ops->readers : READERS;
+    ASSERT(n <= READERS_MAX);
+    while (w->n_readers < n && start_reader(w, &w->readers[w->n_readers]))
         w->n_readers++;
     return w->n_readers ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "cannot start a thread");
 }
 
 void store_stop_readers(struct store *w) {
-    for (uint32_t i = 0; i < w->n_readers; i++)
-        pthread_join(w->readers[i], NULL);
+    for (uint32_t i = 0; i < w->n_readers; i++) {
+        pthread_join(w->readers[i].thread, NULL);
+        mover_close(&w->readers[i].mover);
+    }
     w->n_readers = 0;
 }

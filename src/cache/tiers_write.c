@@ -62,7 +62,7 @@ static void write_one(struct store *w, struct write_slot *slot) {
     const bool barred = store_has_to_forget(w, &mine.head.root);
     slot->state = SLOT_COPYING;
     pthread_mutex_unlock(&w->all->mutex);
-    memcpy(w->copy, mine.from, mine.head.bytes);
+    const bool copied = mover_get(&w->mover, mine.addr, mine.head.bytes);
     pthread_mutex_lock(&w->all->mutex);
     slot->state = SLOT_COPIED;
     w->writing = true;
@@ -70,12 +70,12 @@ static void write_one(struct store *w, struct write_slot *slot) {
     pthread_mutex_unlock(&w->all->mutex);
     wake_owner(w->all);
     mine.head.written = (uint64_t)time(NULL);
-    record_seal(&mine.head, w->copy);
+    record_seal(&mine.head, w->mover.memory);
     const struct tier_place place = {mine.head.context, mine.head.root};
-    const bool may = !o->may_write || o->may_write(o->user), writes = may && !barred;
+    const bool may = !o->may_write || o->may_write(o->user), writes = may && !barred && copied;
     if (writes && mine.replaces)
         w->tier->ops->drop(w->tier, &place, mine.head.key);
-    const bool written = writes && w->tier->ops->write(w->tier, &mine.head, w->copy);
+    const bool written = writes && w->tier->ops->write(w->tier, &mine.head, w->mover.memory);
     pthread_mutex_lock(&w->all->mutex);
     w->writing = false;
     const bool reported = report(w, &mine, written, may);
@@ -115,17 +115,14 @@ static void *writer_thread(void *user) {
 }
 
 kvasir_status store_start_writer(struct store *w, kvasir_error *err) {
-    uint64_t most = w->all->cache->snapshot_bytes;
-    for (uint32_t p = 0; p < w->all->cache->n_groups; p++)
-        for (uint32_t l = 0; l < w->all->cache->groups[p].n_layouts; l++) {
-            const uint64_t bytes = w->all->cache->layouts[p][l].page_bytes;
-            most = bytes > most ? bytes : most;
-        }
-    w->copy = mem_alloc_aligned(most);
-    if (!w->copy || pool_charge(w->all->cache->pool, most, NULL) != KVASIR_OK)
+    const struct tiers *s = w->all;
+    uint64_t most;
+    (void)tiers_block_bytes(s->cache, &most);
+    const uint64_t charge = pages_are_far(s) ? 0 : most; /* far: not memory of the budget */
+    if (!mover_open(s, most, &w->mover) || pool_charge(s->cache->pool, charge, NULL) != KVASIR_OK)
         return fail(err, KVASIR_ERR_MEMORY, "no memory for a page that is written to the %s tier",
                     w->tier->ops->name);
-    w->all->charged += most;
+    w->all->charged += charge;
     w->has_writer = pthread_create(&w->writer, NULL, writer_thread, w) == 0;
     return w->has_writer ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "cannot start a thread");
 }
@@ -134,7 +131,7 @@ void store_stop_writer(struct store *w) {
     if (w->has_writer)
         pthread_join(w->writer, NULL);
     w->has_writer = false;
-    mem_free(w->copy);
+    mover_close(&w->mover);
     store_drop_forgets(w);
 }
 
@@ -228,7 +225,7 @@ static void fill_slot(struct store *w, struct write_slot *slot) {
     const struct kv_page at = node_part(s, x, part, root_of(w, x, before), &slot->head);
     slot->state = SLOT_READY;
     slot->node = x;
-    slot->from = part_host(s, at.addr, slot->head.bytes);
+    slot->addr = at.addr;
     slot->head.expires = t->nodes[x].expires == TREE_FOREVER ? 0 : t->nodes[x].expires;
     slot->replaces = t->nodes[x].outlives;
 }
@@ -244,6 +241,8 @@ static bool find_next_part(struct store *w) {
 /* Hands over as much as fits. A node leaves the list with its last part. */
 static void hand_over(struct store *w) {
     struct tiers *s = w->all;
+    if (w->n_waiting)
+        movers_follow(s);
     for (;;) {
         pthread_mutex_lock(&s->mutex);
         const bool full = w->n_slots == WRITE_SLOTS;

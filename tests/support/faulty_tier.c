@@ -266,13 +266,14 @@ static void faulty_destroy(struct tier *base) {
     free(base);
 }
 
+#define OPERATIONS                                                                                 \
+    .find = faulty_find, .read = faulty_read, .write = faulty_write, .drop = faulty_drop,          \
+    .forget = faulty_forget, .rest = faulty_rest, .stats = faulty_stats, .destroy = faulty_destroy
+
 struct tier *faulty_tier_open(struct faulty_store *s, bool instant, uint32_t every,
                               uint32_t slow_ms) {
-    static const struct tier_ops OPS[2] = {
-        {"slow", false, faulty_find, faulty_read, faulty_write, faulty_drop, faulty_forget,
-         faulty_rest, faulty_stats, faulty_destroy},
-        {"quick", true, faulty_find, faulty_read, faulty_write, faulty_drop, faulty_forget,
-         faulty_rest, faulty_stats, faulty_destroy}};
+    static const struct tier_ops OPS[2] = {{.name = "slow", OPERATIONS},
+                                           {.name = "quick", .instant = true, OPERATIONS}};
     struct faulty_tier *t = calloc(1, sizeof *t);
     *t = (struct faulty_tier){{&OPS[instant]}, s, every, slow_ms};
     return &t->base;

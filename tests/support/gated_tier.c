@@ -135,12 +135,13 @@ static void gated_destroy(struct tier *t) {
     free(t);
 }
 
+#define OPERATIONS                                                                                 \
+    .find = gated_find, .read = gated_read, .write = gated_write, .drop = gated_drop,              \
+    .forget = gated_forget, .rest = gated_rest, .stats = gated_stats, .destroy = gated_destroy
+
 struct tier *place_open(struct place *p, bool instant) {
-    static const struct tier_ops OPS[2] = {
-        {"slow", false, gated_find, gated_read, gated_write, gated_drop, gated_forget, gated_rest,
-         gated_stats, gated_destroy},
-        {"quick", true, gated_find, gated_read, gated_write, gated_drop, gated_forget, gated_rest,
-         gated_stats, gated_destroy}};
+    static const struct tier_ops OPS[2] = {{.name = "slow", OPERATIONS},
+                                           {.name = "quick", .instant = true, OPERATIONS}};
     struct gated *t = calloc(1, sizeof *t);
     *t = (struct gated){{&OPS[instant]}, faulty_tier_open(p->store, instant, 0, 0), p};
     return &t->base;

@@ -32,7 +32,8 @@ struct tiers *sim_tiers_create(const struct sim_tier_plan *p, struct faulty_stor
     kvasir_error err;
     if (!t || !p->n)
         return NULL;
-    if (p->memory && tier_memory_create(1 << 20, &o.tiers[0], &err) == KVASIR_OK)
+    if (p->memory && tier_memory_create(&(struct tier_memory_options){.limit_bytes = 1 << 20},
+                                        &o.tiers[0], &err) == KVASIR_OK)
         o.n++;
     for (uint32_t i = 0; i < p->n; i++)
         o.tiers[o.n++] = faulty_tier_open(stores[i], p->instant[i], p->every, p->slow_ms);
