@@ -63,6 +63,9 @@ typedef struct kvasir_engine_options {
     /* While answers are written, prompts get only as many tokens of a step as keep it near so many
      * milliseconds, by how long the last steps took. 0: prefill_chunk alone limits a step */
     uint32_t target_step_ms;
+    /* Of a GPU: so much of the host's memory, pinned, for prefixes that have to leave the GPU's. It
+     * is a store like those above, asked before them, and ends with the engine. 0: none */
+    uint64_t cache_host_bytes;
 } kvasir_engine_options;
 KVASIR_API void kvasir_engine_init(kvasir_engine_options *options, size_t struct_size,
                                    size_t context_size);

@@ -223,7 +223,7 @@ int kv_bits_settle(const struct command *c, struct text_list *bits, const char *
 /* The flags of every command that runs an engine. */
 struct engine_args {
     kvasir_engine_options options;
-    uint64_t memory_mib;
+    uint64_t memory_mib, host_mib;
     float memory_percent, disk_gib, tenant_gib, flush_seconds;
 };
 struct engine_args engine_args_defaults(void);
@@ -357,6 +357,9 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
     {.name = "--no-prefix-cache", .alias = "--disable-prefix-cache", .kind = OPTION_FLAG,          \
      .offset = offsetof(type, engine.options.no_prefix_cache),                                     \
      .help = "do not store prefixes for later requests"},                                          \
+    {.name = "--cache-host-mb", .value = "N", .kind = OPTION_U64, .max = 1 << 30,                  \
+     .offset = offsetof(type, engine.host_mib), .shown = "0, none",                                \
+     .help = "on a GPU: memory of the host, in MiB, for prefixes that have to leave the GPU's"},   \
     {.name = "--cache-dir", .value = "DIR", .kind = OPTION_TEXT, .shown = "none",                  \
      .offset = offsetof(type, engine.options.cache_dir),                                           \
      .help = "keep prefixes in this folder, too, so that they outlive memory and restarts"},       \

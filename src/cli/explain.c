@@ -15,6 +15,7 @@ static const struct {
 } FLAGS[] = {
     {"context.cache_bytes", "--cache-mb"},
     {"engine.cache_disk_bytes", "--cache-disk-gb"},
+    {"engine.cache_host_bytes", "--cache-host-mb"},
     {"engine.cache_memory_bytes", "--cache-memory-mb"},
     {"engine.max_running", "--max-num-seqs"},
     {"engine.stored_kv_bits", "--kv-cache-quantization-bits"},
@@ -269,13 +270,15 @@ void print_stores_line(kvasir_engine *e, const kvasir_engine_options *o) {
     const size_t n = kvasir_engine_get_tiers(e, tiers, STORES_MAX);
     for (size_t i = 0; i < n && i < STORES_MAX; i++) {
         const kvasir_tier_stats *t = &tiers[i];
-        const bool disk = strcmp(t->name, "disk") == 0;
+        const bool host = strcmp(t->name, "host") == 0, disk = strcmp(t->name, "disk") == 0;
+        char bytes[24], limit[24];
+        human_bytes((double)t->limit_bytes, limit);
         fprintf(stderr, "%s%s", i ? "; " : "stores: ", t->name);
-        if (disk && o->cache_dir) {
-            char bytes[24], limit[24];
+        if (host) {
+            fprintf(stderr, " %s", limit);
+        } else if (disk && o->cache_dir) {
             fprintf(stderr, " %.200s, %s of %s, %llu record%s", o->cache_dir,
-                    human_bytes((double)t->bytes, bytes),
-                    human_bytes((double)t->limit_bytes, limit), (unsigned long long)t->records,
+                    human_bytes((double)t->bytes, bytes), limit, (unsigned long long)t->records,
                     t->records == 1 ? "" : "s");
         } else if (!disk && o->cache_remote) {
             fputc(' ', stderr);

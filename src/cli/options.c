@@ -198,14 +198,18 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
         return usage_error(c, "--cache-remote-secret-file: only allowed with --cache-remote");
     if (a->tenant_gib > 0 && !a->options.cache_remote)
         return usage_error(c, "--cache-remote-tenant-gb: only allowed with --cache-remote");
-    if (a->options.no_prefix_cache && (a->options.cache_dir || a->options.cache_remote))
-        return usage_error(c, "%s: not allowed with --no-prefix-cache",
-                           a->options.cache_dir ? "--cache-dir" : "--cache-remote");
+    const char *store = a->host_mib               ? "--cache-host-mb"
+                        : a->options.cache_dir    ? "--cache-dir"
+                        : a->options.cache_remote ? "--cache-remote"
+                                                  : NULL;
+    if (a->options.no_prefix_cache && store)
+        return usage_error(c, "%s: not allowed with --no-prefix-cache", store);
     *out = a->options;
     out->cache_disk_bytes = (uint64_t)((double)a->disk_gib * (1 << 30));
     out->cache_remote_tenant_bytes = (uint64_t)((double)a->tenant_gib * (1 << 30));
     out->cache_flush_seconds = (double)a->flush_seconds;
     out->cache_memory_bytes = a->memory_mib << 20;
+    out->cache_host_bytes = a->host_mib << 20;
     /* vllm-mlx uses a fraction: 0.2 */
     out->cache_memory_percent = (double)a->memory_percent * (a->memory_percent < 1 ? 100 : 1);
     return EXIT_GOOD;

@@ -564,9 +564,10 @@ static int start_engine(struct serve *s) {
     kvasir_error err;
     kvasir_context_info info;
     block_signals(s);
-    if (s->a->dry_run) /* the plan needs no stores */
+    if (s->a->dry_run) { /* the plan needs no stores */
         s->options.cache_dir = s->options.cache_remote = NULL;
-    else
+        s->options.cache_host_bytes = 0;
+    } else
         calibrate_unasked(&s->options.context, s->a->model, s->a->quiet);
     if (kvasir_engine_create(s->model, &s->options, &s->engine, &err)) {
         if (err.code == KVASIR_ERR_CANCELLED) /* by a signal, which ends the program now */

@@ -10,7 +10,8 @@
  * while a model with a share is not loaded, others may be in its place. Weights are beside the
  * budget, as with one model, and a model whose weights do not fit the free memory is not loaded.
  *
- * Each model has a folder of its own in --cache-dir, and an equal part of --cache-disk-gb.
+ * Each model has a folder of its own in --cache-dir, and an equal part of --cache-disk-gb and
+ * --cache-host-mb.
  */
 #include "serve.h"
 
@@ -223,6 +224,7 @@ static int settle(struct serve_models *all, struct serve_model *m) {
         code = run_error(c, "--models: out of memory");
     m->options.cache_dir = m->cache_dir;
     m->options.cache_disk_bytes /= all->n;
+    m->options.cache_host_bytes /= all->n;
     return code;
 }
 

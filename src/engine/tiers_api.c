@@ -3,10 +3,13 @@
  *
  *     the folder's lock -> the checkpoint's identity (kept in the folder) -> the context's
  *
+ * The host tier ends with the engine: alone it needs no identity, and is not written at the end.
+ *
  * The context's identity covers all that changes a bit of a page. Stored prefixes in other formats
  * are the exception to "same tokens, same bits", so they are part of it here: pages that were
  * computed after such a prefix are found by engines with the same exception only.
  */
+#include <inttypes.h>
 #include <string.h>
 
 #include "engine/engine_internal.h"
@@ -27,6 +30,30 @@ static bool weights_are_unchanged(void *user) {
     const struct kvasir_engine *e = user;
     kvasir_error err;
     return kvasir_model_verify(e->model, &err) == KVASIR_OK;
+}
+
+static kvasir_status open_host(struct kvasir_engine *e, const kvasir_engine_options *o,
+                               struct tier **out, kvasir_error *err) {
+    static const char FIELD[] = "engine.cache_host_bytes";
+    const uint64_t available = memory_available_bytes();
+    struct tier_memory_options host = {.limit_bytes = o->cache_host_bytes,
+                                       .backend = e->ctx->backend,
+                                       .complain = note,
+                                       .user = e};
+    uint64_t page;
+    host.block_bytes = tiers_block_bytes(e->ctx->cache, &page);
+    if (host.backend->ops->arena_host)
+        return fail_field(err, KVASIR_ERR_ARGUMENT, FIELD,
+                          "is for models on a GPU: on the CPU the cache is in the host's memory "
+                          "already, so give it more of that instead");
+    if (o->cache_host_bytes < 2 * page + (1 << 20))
+        return fail_field(err, KVASIR_ERR_ARGUMENT, FIELD,
+                          "holds no page of this model, which takes %" PRIu64 " bytes", page);
+    if (available && o->cache_host_bytes > available)
+        return fail_field(err, KVASIR_ERR_MEMORY, FIELD,
+                          "is more than the %" PRIu64 " MiB of the host's memory that are free",
+                          available >> 20);
+    return fail_of_field(tier_memory_create(&host, out, err), err, FIELD);
 }
 
 static kvasir_status open_disk(struct kvasir_engine *e, const kvasir_engine_options *o,
@@ -96,35 +123,57 @@ static kvasir_status find_context(const struct kvasir_engine *e, const kvasir_en
     return status;
 }
 
+/* The stores that the options name, in the order in which they are asked. */
+static kvasir_status open_stores(struct kvasir_engine *e, const kvasir_engine_options *o,
+                                 struct tiers_options *t, kvasir_error *err) {
+    if (o->cache_host_bytes) {
+        TRY(open_host(e, o, &t->tiers[t->n], err));
+        t->n++;
+    }
+    if (o->cache_dir) {
+        TRY(open_disk(e, o, &t->tiers[t->n], err));
+        t->n++;
+    }
+    if (o->cache_remote) {
+        TRY(open_remote(e, o, &t->tiers[t->n], err));
+        t->n++;
+    }
+    if (!o->cache_dir && !o->cache_remote)
+        return KVASIR_OK;
+    t->may_write = weights_are_unchanged;
+    e->flush_seconds = o->cache_flush_seconds;
+    return find_context(e, o, &t->context, err);
+}
+
+/* The member that names the first store; NULL: none does. */
+static const char *store_field(const kvasir_engine_options *o) {
+    return o->cache_host_bytes ? "engine.cache_host_bytes"
+           : o->cache_dir      ? "engine.cache_dir"
+           : o->cache_remote   ? "engine.cache_remote"
+                               : NULL;
+}
+
 kvasir_status engine_open_tiers(struct kvasir_engine *e, const kvasir_engine_options *o,
                                 kvasir_error *err) {
     struct tiers_options t = e->given_tiers;
     kvasir_status status = KVASIR_OK;
     e->given_tiers.n = 0;
-    if (!e->tree && !t.n) {
-        if (o->cache_dir || o->cache_remote)
-            return fail_field(err, KVASIR_ERR_ARGUMENT,
-                              o->cache_dir ? "engine.cache_dir" : "engine.cache_remote",
-                              "needs stored prefixes, which are off");
-        return KVASIR_OK;
-    }
-    if (!t.n && o->cache_dir && (status = open_disk(e, o, &t.tiers[t.n], err)) == KVASIR_OK)
-        t.n++;
-    if (!e->tiers_given && status == KVASIR_OK && o->cache_remote &&
-        (status = open_remote(e, o, &t.tiers[t.n], err)) == KVASIR_OK)
-        t.n++;
-    if (status == KVASIR_OK && !e->tiers_given && t.n)
-        status = find_context(e, o, &t.context, err);
+    if (!e->tree && !t.n)
+        return store_field(o) ? fail_field(err, KVASIR_ERR_ARGUMENT, store_field(o),
+                                           "needs stored prefixes, which are off")
+                              : KVASIR_OK;
+    if (e->tiers_given)
+        e->flush_seconds = o->cache_flush_seconds;
+    else
+        status = open_stores(e, o, &t, err);
     if (status != KVASIR_OK || !t.n) {
         for (uint32_t i = 0; i < t.n; i++)
             t.tiers[i]->ops->destroy(t.tiers[i]);
         return status;
     }
-    t.may_write = e->tiers_given ? t.may_write : weights_are_unchanged;
     t.wake = wake_engine;
     t.complain = note;
     t.user = e;
-    e->flush_seconds = o->cache_flush_seconds;
     return tiers_create(e->tree, &t, &e->tiers, err);
 }
 

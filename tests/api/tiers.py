@@ -285,6 +285,8 @@ def test_folders():
     refused_start("--cache-dir.*nowhere/x: ", "--cache-dir", "nowhere/x")
     refused_start("at least", "--cache-dir", "small", "--cache-disk-gb", "0.001")
     refused_start("--cache-dir", "--cache-dir", "held", "--no-prefix-cache")
+    refused_start("--cache-host-mb: is for models on a GPU", "--cache-host-mb", "64")
+    refused_start("--cache-host-mb: not allowed with", "--cache-host-mb", "64", "--no-prefix-cache")
     if os.getuid() != 0:  # root may write
         os.chmod("held", 0o500)
         refused_start("held.*Permission denied", "--cache-dir", "held")
