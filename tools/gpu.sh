@@ -11,8 +11,9 @@
 #
 # What is run: golden_tiny, every family against its golden; sim_property and sim_engine, the same
 # bits whatever the cache did (KVASIR_PROGRAMS programs each, 60); SmolLM2's perplexity by format
-# on the GPU and on the CPU, and its speed; that of Llama-8B's shape (bench/gpu.c), whose file of
-# 4.5 GB is written to /dev/shm. Operations have a check of their own: opcheck.sh.
+# on the GPU and on the CPU, and its speed; that of Llama-8B's shape (bench/gpu.c,
+# bench/host_tier.c), whose file of 4.5 GB is written to /dev/shm. Operations have a check of their
+# own: opcheck.sh.
 # The log is $OUT/gpu-models-DATE-GPU.txt, or in bench/results/ where OUT is not set.
 set -euo pipefail
 export LC_ALL=C
@@ -20,14 +21,15 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 shared=/work/shared
 [ ! -d "$here/../shared" ] || shared=$(cd "$here/../shared" && pwd)
 model=SmolLM2-135M-Instruct.Q4_1.gguf
-programs='kvasir bench_gpu tests/golden_tiny tests/sim_property tests/sim_engine'
+programs='kvasir bench_gpu bench_host_tier tests/golden_tiny tests/sim_property tests/sim_engine'
 
 build() {
     PATH=$PATH:/usr/local/cuda/bin
     cd "$here"
     cmake --preset cuda -DBUILD_TESTING=ON ${ARCHS:+-DKVASIR_CUDA_ARCHS=$ARCHS} >/dev/null
     # shellcheck disable=SC2086 # a list of targets
-    cmake --build build-cuda --target kvasir bench_gpu golden_tiny sim_property sim_engine
+    cmake --build build-cuda --target kvasir bench_gpu bench_host_tier golden_tiny sim_property \
+        sim_engine
 }
 
 # Libraries that a machine may lack. libarchive alone would bring 30 MiB more, for `kvasir pull`,
@@ -66,6 +68,7 @@ models() { # FOLDER with the programs, model and text
     local large=/dev/shm/kvasir-llama-8b.gguf
     python3 "$1/random_llama.py" $large
     "$1/bench_gpu" $large
+    "$1/bench_host_tier" cuda $large
     rm -f $large
     "$1/golden_tiny"
     "$1/sim_property" --programs="${KVASIR_PROGRAMS:-60}"
