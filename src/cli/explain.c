@@ -30,6 +30,7 @@ static const struct {
     {"simulate.budget_bytes", "--budget"},
     {"simulate.budget_percent", "--budget"},
     {"simulate.disk_bytes", "--disk"},
+    {"simulate.host_bytes", "--host"},
     {"simulate.max_running", "--max-num-seqs"},
     {"simulate.remote_bytes", "--remote"},
 };

@@ -8,10 +8,10 @@
 
 struct simulate_args {
     lab_simulate_options options;
-    const char *budget, *disk, *remote, *policies;
-    float speed, bandwidth, compute, weight_bits; /* GB/s, 10^12 operations/s */
-    float disk_bandwidth, remote_bandwidth;       /* GB/s */
-    uint32_t random;                              /* programs; 0: a trace */
+    const char *budget, *host, *disk, *remote, *policies;
+    float speed, bandwidth, compute, weight_bits;           /* GB/s, 10^12 operations/s */
+    float host_bandwidth, disk_bandwidth, remote_bandwidth; /* GB/s */
+    uint32_t random;                                        /* programs; 0: a trace */
     uint64_t seed;
     bool json, quiet;
 };
@@ -42,6 +42,11 @@ static const struct option OPTIONS[] = {
     {.name = "--budget", .value = "B", .kind = OPTION_TEXT, ROW(budget), .initial = "100%",
      .help = "size of the cache in bytes, with K, M, G or T (powers of 1024), or as a share of "
              "all pages of the trace: 20%"},
+    {.name = "--host", .value = "B", .kind = OPTION_TEXT, ROW(host), .shown = "none",
+     .help = "size of the host's memory below that of a GPU, in bytes as --budget: 64G"},
+    {.name = "--host-bandwidth", .value = "X", .kind = OPTION_FLOAT, ROW(host_bandwidth),
+     .initial = "40", .min = 1e-6, .max = 1e6,
+     .help = "its bandwidth, in 10^9 bytes per second each way"},
     {.name = "--disk", .value = "B", .kind = OPTION_TEXT, ROW(disk), .shown = "none",
      .help = "size of a folder of stored prefixes below the memory, in bytes as --budget: 2T"},
     {.name = "--disk-bandwidth", .value = "X", .kind = OPTION_FLOAT, ROW(disk_bandwidth),
@@ -409,6 +414,8 @@ static int replay(struct simulate_args *a, struct progress *progress) {
     lab_simulate_options *o = &a->options;
     int code = read_size("--budget", a->budget, &o->budget_bytes, &o->budget_percent);
     if (!code)
+        code = read_size("--host", a->host, &o->host_bytes, NULL);
+    if (!code)
         code = read_size("--disk", a->disk, &o->disk_bytes, NULL);
     if (!code)
         code = read_size("--remote", a->remote, &o->remote_bytes, NULL);
@@ -418,6 +425,7 @@ static int replay(struct simulate_args *a, struct progress *progress) {
     o->bandwidth = (double)a->bandwidth * 1e9;
     o->compute = (double)a->compute * 1e12;
     o->weight_bits = (double)a->weight_bits;
+    o->host_bandwidth = (double)a->host_bandwidth * 1e9;
     o->disk_bandwidth = (double)a->disk_bandwidth * 1e9;
     o->remote_bandwidth = (double)a->remote_bandwidth * 1e9;
     o->on_progress = on_progress;

@@ -164,8 +164,8 @@ typedef struct lab_simulate_options {
     double budget_percent;     /* of lab_simulation.all_bytes */
     /* Stores below the memory: what they hold, and bytes a second, each way. Nothing has to be
      * waited for but those bytes. 0 bytes: there is no such store */
-    uint64_t disk_bytes, remote_bytes;
-    double disk_bandwidth, remote_bandwidth;
+    uint64_t host_bytes, disk_bytes, remote_bytes;
+    double host_bandwidth, disk_bandwidth, remote_bandwidth;
     uint32_t max_running;   /* as in kvasir_engine_options, max_running <= prefill_chunk */
     uint32_t max_waiting;   /* if so many wait, clients hold back later requests */
     uint32_t prefill_chunk; /* rows of a step, at most */
@@ -185,7 +185,8 @@ typedef struct lab_simulate_options {
 } lab_simulate_options;
 /* speed 1, llama3-8b, kv_bits "8,4", 100 %, 32 running, 1024 waiting, prefill_chunk 512, policy
  * "shortest", an H200's data sheet (4.8e12 bytes and 989e12 operations a second), 16-bit weights,
- * 5e9 bytes a second of a disk (NVMe) and 1.25e9 of a remote store (10 Gbit/s), everything else 0.
+ * 40e9 bytes a second of a host's memory (PCIe 5), 5e9 of a disk (NVMe) and 1.25e9 of a remote
+ * store (10 Gbit/s), everything else 0.
  */
 lab_simulate_options lab_simulate_defaults(void);
 
@@ -196,12 +197,12 @@ typedef struct lab_spread {
 
 /* A store below the memory, at the end. */
 typedef struct lab_simulated_tier {
-    const char *name; /* "disk", "remote" */
+    const char *name; /* "host", "disk", "remote" */
     uint64_t limit_bytes, bytes, records, dropped_records;
     uint64_t read_bytes, written_bytes;
     double hit_rate; /* tokens that were loaded from it, as a share of prompt tokens */
 } lab_simulated_tier;
-enum { LAB_TIERS_MAX = 2 };
+enum { LAB_TIERS_MAX = 3 };
 
 typedef struct lab_simulation {
     uint32_t requests;

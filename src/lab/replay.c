@@ -68,6 +68,7 @@ lab_simulate_options lab_simulate_defaults(void) {
                                   .max_waiting = engine.max_waiting,
                                   .prefill_chunk = 512,
                                   .policy = policy_name(POLICY_SHORTEST),
+                                  .host_bandwidth = 40e9,
                                   .disk_bandwidth = 5e9,
                                   .remote_bandwidth = 1.25e9,
                                   .bandwidth = 4.8e12,
@@ -97,15 +98,18 @@ static kvasir_status check_options(const lab_simulate_options *o, kvasir_error *
         double value;
     } rates[] = {{"simulate.bandwidth", o->bandwidth},
                  {"simulate.compute", o->compute},
+                 {"simulate.host_bandwidth", o->host_bandwidth},
                  {"simulate.disk_bandwidth", o->disk_bandwidth},
                  {"simulate.remote_bandwidth", o->remote_bandwidth},
                  {"simulate.weight_bits", o->weight_bits}};
     for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
         if (!(rates[i].value > 0 && rates[i].value < 1e30))
             return fail_field(err, KVASIR_ERR_ARGUMENT, rates[i].field, "must be more than 0");
-    if (o->no_prefix_cache && (o->disk_bytes || o->remote_bytes))
+    if (o->no_prefix_cache && (o->host_bytes || o->disk_bytes || o->remote_bytes))
         return fail_field(err, KVASIR_ERR_ARGUMENT,
-                          o->disk_bytes ? "simulate.disk_bytes" : "simulate.remote_bytes",
+                          o->host_bytes   ? "simulate.host_bytes"
+                          : o->disk_bytes ? "simulate.disk_bytes"
+                                          : "simulate.remote_bytes",
                           "needs stored prefixes, which are off");
     if (!(o->speed >= 0 && o->speed < 1e30))
         return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.speed", "must be 0 or more");
@@ -343,13 +347,16 @@ static kvasir_status add_store(struct replay *r, enum sim_tier_kind kind, uint64
 
 static kvasir_status make_tiers(struct replay *r, kvasir_error *err) {
     struct tiers_options o = {.unchecked = true, .now = virtual_now, .user = r};
-    kvasir_status status = add_store(r, SIM_DISK, r->o->disk_bytes, r->o->disk_bandwidth, &o, err);
+    kvasir_status status = add_store(r, SIM_HOST, r->o->host_bytes, r->o->host_bandwidth, &o, err);
+    if (status == KVASIR_OK)
+        status = add_store(r, SIM_DISK, r->o->disk_bytes, r->o->disk_bandwidth, &o, err);
     if (status == KVASIR_OK)
         status = add_store(r, SIM_REMOTE, r->o->remote_bytes, r->o->remote_bandwidth, &o, err);
     if (status == KVASIR_OK && o.n)
         status = tiers_create(r->tree, &o, &r->tiers, err);
-    else if (o.n)
-        o.tiers[0]->ops->destroy(o.tiers[0]);
+    else
+        for (uint32_t i = 0; i < o.n; i++)
+            o.tiers[i]->ops->destroy(o.tiers[i]);
     r->n_stores = status == KVASIR_OK ? o.n : 0;
     return status;
 }
@@ -424,12 +431,11 @@ static kvasir_status measure_times(const struct replay *r, lab_simulation *out, 
 /* Pages that a store has room for. */
 static uint64_t store_pages(const struct replay *r, uint32_t i) {
     uint64_t bytes[SIM_GROUPS_MAX], page = 0;
-    const enum sim_tier_kind kind = r->o->disk_bytes && i == 0 ? SIM_DISK : SIM_REMOTE;
     struct tier_stats stats;
     if (page_bytes(r, bytes, NULL) != KVASIR_OK)
         return 0;
     for (uint32_t g = 0; g < r->model.n_groups; g++)
-        page += sim_tier_record_bytes(kind, bytes[g]);
+        page += sim_tier_record_bytes(r->stores[i], bytes[g]);
     r->stores[i]->ops->stats(r->stores[i], &stats);
     ASSERT(page > 0);
     return stats.limit_bytes / page;

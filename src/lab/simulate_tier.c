@@ -5,11 +5,11 @@
  *
  * What makes room for a new record is as in the stores it stands for:
  *
+ *     host     the record that was read or written longest ago goes
  *     disk     the record that was written first goes. One that was read since it was written, or
  *              since it was carried last, is carried to the newest end instead, and its count of
  *              reads is halved; at most as many bytes are carried as are written.
- *     remote   the record that was read or written longest ago goes: Redis' allkeys-lru, without
- *              the error of its sampling
+ *     remote   as on the host: Redis' allkeys-lru, without the error of its sampling
  *
  * Not modelled: whole segments, which go at once; records that expire; other servers.
  */
@@ -43,7 +43,8 @@ static struct sim_tier *of_base(struct tier *t) {
     return (struct sim_tier *)t;
 }
 
-uint64_t sim_tier_record_bytes(enum sim_tier_kind kind, uint64_t payload) {
+uint64_t sim_tier_record_bytes(const struct tier *t, uint64_t payload) {
+    const enum sim_tier_kind kind = ((const struct sim_tier *)t)->kind;
     return payload + (kind == SIM_DISK ? DISK_BLOCK_BYTES : RECORD_HEAD_BYTES);
 }
 
@@ -138,7 +139,7 @@ static void sim_read(struct tier *t, struct tier_read *reads, uint32_t n, double
             continue;
         }
         r->uses++;
-        if (m->kind == SIM_REMOTE) {
+        if (m->kind != SIM_DISK) {
             list_unlink(m, r);
             list_push(m, r);
         }
@@ -150,7 +151,7 @@ static void sim_read(struct tier *t, struct tier_read *reads, uint32_t n, double
 
 static bool sim_write(struct tier *t, const struct record_head *head, const void *payload) {
     struct sim_tier *m = of_base(t);
-    const uint64_t bytes = sim_tier_record_bytes(m->kind, head->bytes);
+    const uint64_t bytes = sim_tier_record_bytes(t, head->bytes);
     (void)payload;
     if (lookup(m, head->key))
         return true;
@@ -238,7 +239,7 @@ kvasir_status sim_tier_create(enum sim_tier_kind kind, uint64_t limit_bytes, con
         return fail(err, KVASIR_ERR_MEMORY, "simulate: out of memory");
     }
     m->ops = SIM_OPS;
-    m->ops.name = kind == SIM_DISK ? "disk" : "remote";
+    m->ops.name = kind == SIM_HOST ? "host" : kind == SIM_DISK ? "disk" : "remote";
     m->base.ops = &m->ops;
     m->kind = kind;
     m->now = now;

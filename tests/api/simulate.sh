@@ -109,17 +109,18 @@ two() { # NAME FLAG...; a slow computer: 10^10 operations a second
 }
 two memory
 two disk --disk 100M
+two host --host 100M
 two both --disk 1M --remote 100M
 two slow --disk 100M --disk-bandwidth 0.000001
 two again --disk 1M --remote 100M
 python3 - <<'PY' || die "simulate with stores"
 import json
-memory, disk, both, slow, again = (json.load(open(n + ".json")) for n in
-                                   ("memory", "disk", "both", "slow", "again"))
+memory, disk, host, both, slow, again = (json.load(open(n + ".json")) for n in
+                                         ("memory", "disk", "host", "both", "slow", "again"))
 all_tokens = 1024 + 2560 + 1536 + 2560 + 1024
 pages = 16 + 40 + 8  # whole ones of prompts, each once
 assert "tiers" not in memory and memory["cached_tokens"] < 2560
-for o in (disk, both):
+for o in (disk, host, both):
     assert o["cached_tokens"] == 1024 + (2560 - 64) + (1024 - 64), o
     assert abs(o["hit_rate"] - 4480 / all_tokens) < 1e-9
     parts = o["memory_hit_rate"] + sum(t["hit_rate"] for t in o["tiers"])
@@ -134,6 +135,9 @@ record = 28672 + 4096
 assert only["tier"] == "disk" and only["records"] == pages and only["dropped_records"] == 0
 assert only["bytes"] == only["written_bytes"] == pages * record
 assert only["read_bytes"] == round(only["hit_rate"] * all_tokens / 64) * record
+[only] = host["tiers"]
+assert only["tier"] == "host" and only["bytes"] == only["records"] * (28672 + 512)
+assert only["records"] == pages
 first, second = both["tiers"]
 assert (first["tier"], second["tier"]) == ("disk", "remote")
 assert first["records"] == 32 and first["bytes"] == 32 * record == first["limit_bytes"]
@@ -164,6 +168,7 @@ s '--budget: 0 is not between' --trace trace --budget 0
 s '--disk: "5%" is not a number of bytes' --trace trace --disk 5%
 s '--remote: 0 is not between' --trace trace --remote 0
 s '--disk-bandwidth: 0 is out of range' --trace trace --disk 1G --disk-bandwidth 0
+s '--host: needs stored prefixes' --trace trace --host 1G --no-prefix-cache
 s '--disk: needs stored prefixes' --trace trace --disk 1G --no-prefix-cache
 s '--remote: needs stored prefixes' --trace trace --remote 1G --no-prefix-cache
 s '--model-shape: "gpt" is neither' --trace trace --model-shape gpt

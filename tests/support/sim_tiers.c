@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "cache/tree_internal.h"
+
 bool sim_tiers_unchecked;
 static struct tiers_stats sum;
 
@@ -32,8 +34,8 @@ struct tiers *sim_tiers_create(const struct sim_tier_plan *p, struct faulty_stor
     kvasir_error err;
     if (!t || !p->n)
         return NULL;
-    if (p->memory && tier_memory_create(&(struct tier_memory_options){.limit_bytes = 1 << 20},
-                                        &o.tiers[0], &err) == KVASIR_OK)
+    const struct tier_memory_options host = {.limit_bytes = 1 << 20, .backend = t->cache->backend};
+    if (p->memory && tier_memory_create(&host, &o.tiers[0], &err) == KVASIR_OK)
         o.n++;
     for (uint32_t i = 0; i < p->n; i++)
         o.tiers[o.n++] = faulty_tier_open(stores[i], p->instant[i], p->every, p->slow_ms);
