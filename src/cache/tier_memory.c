@@ -17,8 +17,7 @@
  * blocks.
  *
  * Invariants
- *   MEMORY-1  Struct, tables, slabs and the structs of records, of which there are at most as many
- *             as blocks, never exceed the limit.
+ *   MEMORY-1  Struct, tables and slabs never exceed the limit. Nothing is allocated after them.
  *   MEMORY-2  A block is in one record, in the list of free blocks, or `fresh` or later.
  *   MEMORY-3  A record is in the table exactly if it is in the list. One that is in neither is
  *             lent, or being written.
@@ -43,9 +42,6 @@ struct kept {
     bool listed; /* in table and list */
     struct record_head head;
 };
-/* A record with the smallest payload: its struct and what the allocator adds. */
-enum { KEPT_BYTES = sizeof(struct kept) + 16 };
-
 struct tier_memory {
     struct tier base;
     struct tier_memory_options options;
@@ -60,8 +56,9 @@ struct tier_memory {
     pthread_cond_t got;    /* a slab, or there will be no more */
     uint32_t made_slabs, made_blocks;
     bool stop, all_made;
-    struct kept **table; /* [buckets] */
-    uint32_t *next;      /* [n_blocks] of its record, or of the free ones */
+    struct kept **table;  /* [buckets] */
+    struct kept *records; /* [n_blocks] that of a record is at its first block */
+    uint32_t *next;       /* [n_blocks] of its record, or of the free ones */
     uint32_t free_block, n_free;
     uint32_t fresh; /* blocks from this one on were never used */
     struct kept *newest, *oldest;
@@ -103,7 +100,7 @@ static void complain_of_slabs(const struct tier_memory *m, uint32_t got) {
     char line[160];
     snprintf(line, sizeof line,
              "host tier: only %llu of %llu MiB of host memory could be pinned for the device",
-             (unsigned long long)(got * SLAB_BYTES >> 20),
+             (unsigned long long)(got * slab_bytes(m, 0) >> 20),
              (unsigned long long)(m->options.limit_bytes >> 20));
     if (m->options.complain)
         m->options.complain(m->options.user, line);
@@ -177,7 +174,6 @@ static void free_record(struct tier_memory *m, struct kept *r) {
     m->free_block = r->first_block;
     m->n_free += n;
     ASSERT(m->n_free <= m->fresh);
-    mem_free(r);
 }
 
 /* ---- table and list, with the mutex held ----------------------------------------------------- */
@@ -347,12 +343,11 @@ static bool make_room(struct tier_memory *m, uint32_t n) {
 /* A record in no list, with room for its payload. NULL: there is none. */
 static struct kept *record_make(struct tier_memory *m, const struct record_head *head) {
     const uint32_t n = blocks_of(m, head->bytes);
-    struct kept *r = make_room(m, n) ? mem_calloc(1, sizeof *r) : NULL;
-    if (!r)
+    if (!make_room(m, n))
         return NULL;
-    r->head = *head;
-    r->first_block = take_blocks(m, n);
-    return r;
+    const uint32_t first = take_blocks(m, n);
+    m->records[first] = (struct kept){.head = *head, .first_block = first};
+    return &m->records[first];
 }
 
 static void fill(const struct tier_memory *m, const struct kept *r, const uint8_t *payload) {
@@ -431,6 +426,7 @@ static void memory_rest(struct tier *t) {
     pthread_mutex_unlock(&m->mutex);
 }
 
+/* Without heads of records, which count as theirs. */
 static uint64_t own_bytes(uint32_t blocks, uint32_t slabs, uint32_t buckets) {
     return sizeof(struct tier_memory) + slabs * sizeof(uint8_t *) +
            buckets * sizeof(struct kept *) + blocks * sizeof(uint32_t);
@@ -460,6 +456,7 @@ static void memory_destroy(struct tier *t) {
         free_slab(m, i);
     mem_free(m->slabs);
     mem_free(m->table);
+    mem_free(m->records);
     mem_free(m->next);
     pthread_cond_destroy(&m->got);
     pthread_mutex_destroy(&m->mutex);
@@ -503,11 +500,11 @@ static void size_up(struct tier_memory *m) {
     const uint64_t limit = m->options.limit_bytes, block = m->block_bytes;
     m->slab_blocks = (uint32_t)(SLAB_BYTES / block);
     m->buckets = BUCKETS_LEAST;
-    m->n_slabs = (uint32_t)(limit / SLAB_BYTES + 1);
+    m->n_slabs = (uint32_t)(limit / (m->slab_blocks * block) + 1);
     while ((uint64_t)m->buckets * BUCKET_RECORDS < limit / block && m->buckets < 1u << 30)
         m->buckets *= 2;
     const uint64_t own = own_bytes(0, m->n_slabs, m->buckets),
-                   each = block + KEPT_BYTES + sizeof(uint32_t),
+                   each = block + sizeof(struct kept) + sizeof(uint32_t),
                    blocks = limit > own ? (limit - own) / each : 0;
     m->n_blocks = blocks < NO_BLOCK ? (uint32_t)blocks : NO_BLOCK - 1;
     m->n_slabs = (m->n_blocks + m->slab_blocks - 1) / m->slab_blocks;
@@ -516,8 +513,9 @@ static void size_up(struct tier_memory *m) {
 static bool get_memory(struct tier_memory *m) {
     m->table = mem_calloc(m->buckets, sizeof *m->table);
     m->next = mem_calloc(m->n_blocks, sizeof *m->next);
+    m->records = mem_calloc(m->n_blocks, sizeof *m->records);
     m->slabs = mem_calloc(m->n_slabs, sizeof *m->slabs);
-    if (!m->table || !m->next || !m->slabs)
+    if (!m->table || !m->next || !m->records || !m->slabs)
         return false;
     if (m->pinned) {
         m->has_getter = pthread_create(&m->getter, NULL, getter_thread, m) == 0;
