@@ -36,7 +36,8 @@ ELSEWHERE = {"docs/install.md": "tools/installs.sh", "docs/deploy.md": "tools/in
 NOT_HERE = {"kvasir convert model.gguf tokenizer": "tests/api/convert.sh",
             "lm_eval": "tests/lmeval",
             "kvasir bench -m MODEL": "takes minutes; tests/api/bench.sh",
-            "kvasir serve -m MODEL --cache-remote": "tests/api/tiers.sh has a Redis"}
+            "kvasir serve -m MODEL --cache-remote": "tests/api/tiers.sh has a Redis",
+            "kvasir serve -m MODEL --device cuda": "bench/host_tier.c, on a GPU"}
 NAMES = {"MODEL": "smollm2:135m", "/var/cache/kvasir": "cache", "/srv/models": "served",
          "--cache-memory-mb 16000": "--cache-memory-mb 256"}
 FILES = {
