@@ -18,14 +18,16 @@ bool pages_are_far(const struct tiers *s) {
 uint32_t tiers_block_bytes(const struct kv_cache *c, uint64_t *most) {
     uint64_t bytes[CACHE_GROUPS_MAX * CACHE_LAYOUTS_MAX + 1];
     uint32_t n = 0;
-    *most = 0;
-    for (uint32_t g = 0; g < c->n_groups; g++)
-        for (uint32_t l = 0; l < c->groups[g].n_layouts; l++)
-            bytes[n++] = c->layouts[g][l].page_bytes;
+    *most = c->snapshot_bytes;
     if (c->snapshot_bytes)
         bytes[n++] = c->snapshot_bytes;
-    for (uint32_t i = 0; i < n; i++)
-        *most = bytes[i] > *most ? bytes[i] : *most;
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        for (uint32_t l = 0; l < c->groups[g].n_layouts; l++) {
+            const uint64_t page = c->layouts[g][l].page_bytes;
+            *most = page > *most ? page : *most;
+            if (l != LAYOUT_START || c->rule.start_pages) /* else there are hardly any */
+                bytes[n++] = page;
+        }
     return tier_memory_block(bytes, n);
 }
 

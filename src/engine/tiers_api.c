@@ -48,7 +48,8 @@ static kvasir_status open_host(struct kvasir_engine *e, const kvasir_engine_opti
                           "already, so give it more of that instead");
     if (o->cache_host_bytes < 2 * page + (1 << 20))
         return fail_field(err, KVASIR_ERR_ARGUMENT, FIELD,
-                          "holds no page of this model, which takes %" PRIu64 " bytes", page);
+                          "is too little: a page of this model takes up to %" PRIu64 " bytes",
+                          page);
     if (available && o->cache_host_bytes > available)
         return fail_field(err, KVASIR_ERR_MEMORY, FIELD,
                           "is more than the %" PRIu64 " MiB of the host's memory that are free",
