@@ -160,7 +160,7 @@ struct tier_loan {
 struct tier_ops {
     const char *name; /* "host", "disk", "remote": in metrics */
     bool instant;     /* find answers from memory */
-    uint32_t readers; /* threads that read from it at a time, at most 4; 0: 2 */
+    uint32_t readers; /* threads that read from it at a time, at most 8; 0: 2 */
     /* have[i]: whether key i is there, as far as it is known. At most one round trip. */
     void (*find)(struct tier *t, const struct tier_place *place, const struct tier_key *keys,
                  uint32_t n, bool *have, double deadline);

@@ -463,7 +463,7 @@ static void memory_destroy(struct tier *t) {
     mem_free(m);
 }
 
-enum { MEMORY_READERS = 4 }; /* one sums about a fifth of what a device's copies move */
+enum { MEMORY_READERS = 8 }; /* one sums about a seventh of what a device's copies move */
 
 static const struct tier_ops memory_ops = {.name = "host",
                                            .instant = true,

@@ -24,7 +24,7 @@
 
 enum {
     READERS = 2, /* threads of a tier that does not say */
-    READERS_MAX = 4,
+    READERS_MAX = 8,
     WRITE_SLOTS = 8,    /* records that a writer can have without the engine's thread */
     WAITING_MAX = 4096, /* nodes that wait to be written, of each tier */
     TRIAL_NODES = 8,    /* at a time, of those that a tier did not take before */
