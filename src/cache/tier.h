@@ -22,6 +22,9 @@
 
 #include <stdatomic.h>
 #include <xxhash.h>
+#ifdef __x86_64__
+#include <xxh_x86dispatch.h> /* the same sums by AVX2 or AVX-512, where they are */
+#endif
 
 #include "quant/quant.h"
 #include "util/util.h"
