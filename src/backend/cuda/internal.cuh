@@ -520,7 +520,9 @@ size_t halves_sums_bytes(const cuda_backend *b);
 // Whether this device has the shared memory that the kernels of these formats take.
 bool decode_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, uint32_t head_dim,
                  uint32_t gqa);
-bool prefill_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, uint32_t head_dim);
+// alone: all pages are in the plain basis.
+bool prefill_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, bool alone,
+                  uint32_t head_dim);
 
 // Attention over the pages of one basis.
 struct attention_pass {

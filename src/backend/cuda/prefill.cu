@@ -77,7 +77,9 @@ HD constexpr int types_of_tiles(uint32_t formats) {
     return (formats & ~bit(BF16) ? TYPE_F16 : 0) | (formats & bit(BF16) ? TYPE_BF16 : 0);
 }
 
-template <int D, int KT> struct Block {
+// ALONE: all pages are in the plain basis, so nothing is rotated and there is no other pass.
+template <int D, int KT, bool ALONE_> struct Block {
+    static constexpr bool ALONE = ALONE_;
     static constexpr int GROUPS = D == 256 ? 1 : 2, // of rows
         ROWS = GROUPS * GROUP_ROWS, THREADS = (GROUPS + 2) * GROUP,
                          PARTS = D / 8, // float4 of outputs
@@ -143,7 +145,7 @@ __device__ __forceinline__ void fill_unseen(uint32_t slot, Wait wait) {
 }
 
 // All tiles of one side, in order, by a group.
-template <bool K, int D, uint32_t FORMATS>
+template <bool K, int D, uint32_t FORMATS, bool ALONE>
 __device__ __forceinline__ void fill(const step_group &g, const PrefillArgs &a, const Work &work,
                                      bool *bf16, bool *other, Ring ring) {
     const Tiles &tiles = work.tiles;
@@ -156,7 +158,7 @@ __device__ __forceinline__ void fill(const step_group &g, const PrefillArgs &a, 
         auto wait = [&] { ring.wait_empty(); };
         const uint32_t first = number * TILE_TOKENS;
         const uint64_t written = first + 64 <= end ? ~0ull : (1ull << (end - first)) - 1;
-        const bool of_pass = l.basis == a.basis;
+        const bool of_pass = ALONE || l.basis == a.basis;
         if (of_pass)
             with_format<FORMATS>(K ? l.k : l.v, [&](auto f) {
                 constexpr int F = decltype(f)::value;
@@ -175,7 +177,7 @@ __device__ __forceinline__ void fill(const step_group &g, const PrefillArgs &a, 
             });
         else
             fill_unseen<K, D>(ring.slot(), wait);
-        if (K && threadIdx.x % GROUP == 0)
+        if (!ALONE && K && threadIdx.x % GROUP == 0)
             other[ring.at] = !of_pass;
         written_for_wgmma();
         ring.arrive(ring.full);
@@ -195,7 +197,7 @@ __device__ __forceinline__ void pack_query(const PrefillArgs &a, const float *q,
     float x[N];
     PackedRow<D> p;
     load_row<D>(q, some, x);
-    scale_row<D>(x, a.scale, a.turn);
+    scale_row<D>(x, a.scale, B::ALONE ? 0 : a.turn);
     pack_row<D>(x, p);
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -492,7 +494,7 @@ __device__ __forceinline__ void merge_super(const PrefillArgs &a, const Work &wo
             continue;
         const size_t column = (size_t)(work.seq.row + work.item.first + token) * a.heads + head;
         float *to = a.out + column * D;
-        if (ends && a.ms && place.q == 0)
+        if (!B::ALONE && ends && a.ms && place.q == 0)
             a.ms[column] = make_float2(top, all_sum);
         for (int x = 0; x < D / 32; x++)
             for (int y = 0; y < 2; y++) {
@@ -512,7 +514,8 @@ __device__ __forceinline__ void merge_super(const PrefillArgs &a, const Work &wo
                 *at = all;
             }
     }
-    for (int i = 0; ends && a.back != 0 && i < 2; i++) { // what this thread has just written
+    for (int i = 0; !B::ALONE && ends && a.back != 0 && i < 2;
+         i++) { // what this thread has just written
         const int row = place.row(i);
         const uint32_t token = row / a.gqa, head = work.kv * a.gqa + row % a.gqa;
         const size_t column = (size_t)(work.seq.row + work.item.first + token) * a.heads + head;
@@ -569,7 +572,7 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs &a, const Work &wo
     // Ends a tile's products of scores; done with its slot. True: of another basis.
     auto end_scores = [&](auto pending) {
         products_end<decltype(pending)::value>(s);
-        const bool other = sh.other[keys.at];
+        const bool other = !B::ALONE && sh.other[keys.at];
         keys.done();
         return other;
     };
@@ -616,11 +619,11 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs &a, const Work &wo
     }
 }
 
-template <int D, uint32_t KF, uint32_t VF>
-__global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
+template <int D, uint32_t KF, uint32_t VF, bool ALONE>
+__global__ void __launch_bounds__(Block<D, TYPE_F16, ALONE>::THREADS, 1)
     prefill(const step_group g, const PrefillArgs a) {
     constexpr int KT = types_of_tiles(KF), VT = types_of_tiles(VF);
-    using B = Block<D, KT>;
+    using B = Block<D, KT, ALONE>;
     auto &sh = *reinterpret_cast<typename B::Shared *>(memory);
 
     kernel_begins();
@@ -649,10 +652,10 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
     if (group >= B::GROUPS) {
         if (group == B::GROUPS) {
             REGISTERS_DOWN(B::K_REGISTERS);
-            fill<true, D, KF>(g, a, work, sh.bf16[0], sh.other, keys);
+            fill<true, D, KF, ALONE>(g, a, work, sh.bf16[0], sh.other, keys);
         } else {
             REGISTERS_DOWN(B::V_REGISTERS);
-            fill<false, D, VF>(g, a, work, sh.bf16[1], sh.other, values);
+            fill<false, D, VF, ALONE>(g, a, work, sh.bf16[1], sh.other, values);
         }
         return;
     }
@@ -669,35 +672,39 @@ struct Choice {
     Kernel kernel;
     uint32_t rows, threads, shared, slot; // of a block; shared: without slots
 };
-template <int D, uint32_t KF, uint32_t VF> Choice choice_of() {
-    using B = Block<D, KF == bit(BF16) ? TYPE_BF16 : KF & bit(BF16) ? TYPE_BOTH : TYPE_F16>;
-    return {prefill<D, KF, VF>, B::ROWS, B::THREADS, B::RING, B::SLOT};
+template <int D, uint32_t KF, uint32_t VF, bool ALONE = false> Choice choice_of() {
+    using B = Block<D, KF == bit(BF16) ? TYPE_BF16 : KF & bit(BF16) ? TYPE_BOTH : TYPE_F16, ALONE>;
+    return {prefill<D, KF, VF, ALONE>, B::ROWS, B::THREADS, B::RING, B::SLOT};
 }
 
-// Kernels for what is f16 when it is multiplied, for bf16 alone, for all, for whole pages.
-template <int D> Choice choose(uint32_t k, uint32_t v) {
+// Kernels for what is f16 when it is multiplied, for bf16 alone, for all, for whole pages; the
+// first two if all pages are in the plain basis.
+template <int D> Choice choose(uint32_t k, uint32_t v, bool alone) {
     if ((k & ~K_FORMATS) | (v & ~V_FORMATS))
         return choice_of<D, WHOLE_K_FORMATS, WHOLE_V_FORMATS>();
-    if (D == 128 && k == bit(BF16) && v == bit(BF16))
-        return choice_of<128, bit(BF16), bit(BF16)>();
-    if (!((k | v) & bit(BF16)))
-        return choice_of<D, K_FORMATS & ~bit(BF16), V_FORMATS & ~bit(BF16)>();
+    if (D == 128 && alone && k == bit(BF16) && v == bit(BF16))
+        return choice_of<128, bit(BF16), bit(BF16), true>();
+    if (alone && !((k | v) & bit(BF16)))
+        return choice_of<D, K_FORMATS & ~bit(BF16), V_FORMATS & ~bit(BF16), true>();
     return choice_of<D, K_FORMATS, V_FORMATS>();
 }
-Choice choose(uint32_t k, uint32_t v, uint32_t dim) {
+Choice choose(uint32_t k, uint32_t v, bool alone, uint32_t dim) {
 #ifdef KVASIR_FEW_KERNELS // as in decode.cu
     (void)dim;
+    (void)alone;
     return (k & ~K_FORMATS) | (v & ~V_FORMATS) ? choice_of<128, WHOLE_K_FORMATS, WHOLE_V_FORMATS>()
                                                : choice_of<128, K_FORMATS, V_FORMATS>();
 #else
-    return dim == 64 ? choose<64>(k, v) : dim == 128 ? choose<128>(k, v) : choose<256>(k, v);
+    return dim == 64    ? choose<64>(k, v, alone)
+           : dim == 128 ? choose<128>(k, v, alone)
+                        : choose<256>(k, v, alone);
 #endif
 }
 
 } // namespace
 
 uint32_t prefill_block_rows(uint32_t head_dim) { // the same for all formats
-    return choose(bit(F16), bit(F16), head_dim).rows;
+    return choose(bit(F16), bit(F16), true, head_dim).rows;
 }
 
 // Slots of K, and of V; without one the kernel cannot run.
@@ -706,16 +713,18 @@ static int slots_of(const cuda_backend *b, const Choice &c) {
     return slots < SLOTS_MAX ? slots : SLOTS_MAX;
 }
 
-bool prefill_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats,
+bool prefill_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, bool alone,
                   uint32_t head_dim) {
-    return slots_of(b, choose(k_formats, v_formats, head_dim)) >= 1;
+    return slots_of(b, choose(k_formats, v_formats, alone, head_dim)) >= 1;
 }
 
 void attention_prefill(cuda_backend *b, const attention_op &op, const attention_pass &pass) {
     const group_plan &plan = b->plan[op.group];
     const auto &shape = b->limits.group[op.group];
     const uint32_t kv_heads = shape.kv_heads;
-    const Choice c = choose(plan.k_formats[pass.basis], plan.v_formats[pass.basis], shape.head_dim);
+    const bool alone = plan.bases == 1u << BASIS_PLAIN;
+    const Choice c =
+        choose(plan.k_formats[pass.basis], plan.v_formats[pass.basis], alone, shape.head_dim);
     const int slots = slots_of(b, c);
     const uint32_t bytes = c.shared + 2 * slots * c.slot;
     if (!cuda_ok(b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

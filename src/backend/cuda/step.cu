@@ -692,7 +692,8 @@ static kvasir_status kernels_fit(const cuda_backend *b, uint32_t groups, const g
         for (uint32_t basis = 0; basis < BASIS_COUNT; basis++) {
             const uint32_t k = need->k_formats[basis], v = need->v_formats[basis];
             if ((k && need->items[COUNT_DECODE] && !decode_fits(b, k, v, shape.head_dim, gqa)) ||
-                (k && need->items[COUNT_PREFILL] && !prefill_fits(b, k, v, shape.head_dim)))
+                (k && need->items[COUNT_PREFILL] &&
+                 !prefill_fits(b, k, v, need->bases == 1u << BASIS_PLAIN, shape.head_dim)))
                 return fail(err, KVASIR_ERR_UNSUPPORTED,
                             "CUDA: %s: %u bytes of shared memory are too few for heads of %u "
                             "dims, %u to a KV head",
