@@ -138,7 +138,7 @@ typedef struct kvasir_prompt_cache kvasir_prompt_cache;
 
 typedef struct kvasir_context_options {
     size_t struct_size;
-    const char *kv_bits; /* "8,4": K,V; of f32 f16 bf16 8 6 5 4 3 2; or "r8,4", "t4" (design.md) */
+    const char *kv_bits; /* "8,4": K,V; of f32 f16 bf16 8 6 5 4 3 2; or "r8,4", "t4", "auto" */
     /* "64", "64,32"; NULL: the largest of 64, 32 that divides head_dim. Layers whose head_dim
      * neither divides stay f16, which is a fact of the context; an error if that is all layers. */
     const char *kv_group_size;
@@ -163,6 +163,7 @@ typedef struct kvasir_context_options {
     const char *device;     /* "cpu", "cuda", "cuda:N"; "auto": a GPU if there is one */
     uint32_t kv_exact_tail; /* "r8,4", "t4": a query sees the last N tokens (whole pages) as f16 */
     const kvasir_calibrate_options *calibrate; /* for "auto", if it misses a file; NULL: do not */
+    const char *kv_floor; /* of kv_bits "auto": no page gets fewer bits; r8,4, t4; NULL: t3 */
 } kvasir_context_options;
 KVASIR_API void kvasir_context_init(kvasir_context_options *options, size_t struct_size);
 /* kv_bits "8,4", kv_keep 4, act_bits 8, others "auto" or 0. */
@@ -198,7 +199,8 @@ KVASIR_API void kvasir_context_destroy(kvasir_context *ctx); /* after its sequen
     X(CENTRED)         /* source, centred pairs, heads they are in, rotary pairs of a head */      \
     X(BALANCED)        /* source; keys of tile formats are balanced with their queries */          \
     X(NOT_BALANCED)    /* keys of tile formats are rotated: there is no calibration */             \
-    X(RUNNING_LOWERED) /* max_running as requested, as it is */
+    X(RUNNING_LOWERED) /* max_running as requested, as it is */                                    \
+    X(LADDER)          /* kv_bits "auto": its rungs, bytes of a token in r8,4, at the floor */
 typedef enum kvasir_fact_kind {
 #define KVASIR_FACT_ENUM(name) KVASIR_FACT_##name,
     KVASIR_FACT_MAP(KVASIR_FACT_ENUM)

@@ -84,10 +84,11 @@ class Model(Handle):
 
     def context(self, *, kv_bits: str | None = None, kv_group_size: str | None = None,
                 key_centre: str | os.PathLike[str] | None = None, quantized_kv_start: int = 0,
-                kv_exact_tail: int = 0, max_kv_size: int = 0, kv_keep: int | None = None,
-                ctx: int = 0, cache_bytes: int = 0, prefill_chunk: int | None = None,
-                snapshot_tokens: int = 0, threads: int = 0, cpu_tier: str | None = None,
-                act_bits: int | None = None, device: str | None = None,
+                kv_exact_tail: int = 0, kv_floor: str | None = None, max_kv_size: int = 0,
+                kv_keep: int | None = None, ctx: int = 0, cache_bytes: int = 0,
+                prefill_chunk: int | None = None, snapshot_tokens: int = 0, threads: int = 0,
+                cpu_tier: str | None = None, act_bits: int | None = None,
+                device: str | None = None,
                 calibrations: str | os.PathLike[str] | None = None) -> Context:
         """Options as in kvasir_context_options of kvasir.h; None: the library's default.
         calibrations: a folder; a tile format of K takes the model's calibration from there, or

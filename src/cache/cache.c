@@ -99,6 +99,35 @@ static kvasir_status settle_tail(struct kv_cache *c, kvasir_error *err) {
     return KVASIR_OK;
 }
 
+/* The ladder's rungs. Their layouts, and those of their shadows, follow the group's first ones. One
+ * that saves nothing, since pages are whole units, is the one above it. */
+static kvasir_status settle_ladder(struct kv_cache *c, kvasir_error *err) {
+    const struct kv_cache_options *o = &c->options;
+    c->ladder.n_rungs = o->n_rungs;
+    for (uint32_t i = 0; i < o->n_rungs; i++)
+        c->ladder.rungs[i] = (struct layout_rule){.start_pages = c->rule.start_pages,
+                                                  .tail_pages = c->rule.tail_pages};
+    for (uint32_t g = 0; g < c->n_groups && o->n_rungs; g++) {
+        struct page_layout *layouts = c->layouts[g], made;
+        if (c->groups[g].shape.fixed_format)
+            continue; /* LAYOUT_OWN */
+        ASSERT(c->groups[g].shadow[LAYOUT_OWN] != NO_LAYOUT);
+        uint32_t n = c->groups[g].shadow[LAYOUT_OWN] + 1, above = LAYOUT_OWN;
+        for (uint32_t i = 0; i < o->n_rungs; i++) {
+            TRY(layout_make(&c->groups[g].shape, o->rungs[i].k, o->rungs[i].v, 0, 0, &made, err));
+            c->ladder.rungs[i].layout[g] = above;
+            if (made.page_bytes >= layouts[above].page_bytes)
+                continue;
+            c->ladder.rungs[i].layout[g] = above = layout_find(layouts, n, &made);
+            ASSERT(above == n);
+            c->groups[g].shadow[n] = shadow_find(c, g, n, n + 1);
+            n = max_u32(n + 1, c->groups[g].shadow[n] + 1);
+            c->ladder.spare_bytes = max_size(c->ladder.spare_bytes, made.page_bytes);
+        }
+    }
+    return KVASIR_OK;
+}
+
 /* Checks the options and fills in everything but the pool. */
 static kvasir_status settle(struct kv_cache *c, const struct kv_shape *groups, uint32_t n_groups,
                             const struct kv_cache_options *opt, kvasir_error *err) {
@@ -119,6 +148,7 @@ static kvasir_status settle(struct kv_cache *c, const struct kv_shape *groups, u
         c->rule.start_pages = pages_for(opt->quantized_start);
     for (uint32_t g = 0; g < n_groups; g++)
         TRY(group_init(c, g, &groups[g], err));
+    TRY(settle_ladder(c, err));
     return settle_tail(c, err);
 }
 
@@ -234,12 +264,24 @@ uint64_t cache_shadow_bytes(const struct kv_cache *c, const struct layout_rule *
                : (uint64_t)(end - first) * c->layouts[group][shadow].page_bytes;
 }
 
+/* What the ladder saves of a table's full pages once they are at the floor: not of those that have
+ * shadows. */
+static uint64_t ladder_saves(const struct kv_cache *c, const struct layout_rule *r, uint32_t group,
+                             uint32_t length) {
+    const uint32_t full = length / TILE_TOKENS, tail = min_u32(r->tail_pages, full),
+                   end = (full - tail) * TILE_TOKENS;
+    if (!c->ladder.n_rungs || r->layout[group] != LAYOUT_OWN)
+        return 0;
+    const struct layout_rule *floor = &c->ladder.rungs[c->ladder.n_rungs - 1];
+    return table_bytes(c, r, group, length, end) - table_bytes(c, floor, group, length, end);
+}
+
 uint64_t all_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t length,
                    uint32_t prepared) {
     uint64_t bytes = prepared ? c->state_page_bytes : 0;
     for (uint32_t g = 0; g < c->n_groups; g++)
-        bytes +=
-            table_bytes(c, r, g, length, prepared) + cache_shadow_bytes(c, r, g, length, prepared);
+        bytes += table_bytes(c, r, g, length, prepared) - ladder_saves(c, r, g, length) +
+                 cache_shadow_bytes(c, r, g, length, prepared);
     return bytes;
 }
 
@@ -261,8 +303,24 @@ kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_grou
                                   uint32_t step, uint64_t *bytes, kvasir_error *err) {
     struct kv_cache c = {0};
     TRY(settle(&c, groups, n_groups, opt, err));
-    *bytes = peak_bytes(&c, &c.rule, 0, length, step);
+    *bytes = peak_bytes(&c, &c.rule, 0, length, step) + c.ladder.spare_bytes;
     return KVASIR_OK;
+}
+
+/* The most pages that a step writes to. */
+static uint64_t pages_crossed(uint32_t step) {
+    return ((uint64_t)step + TILE_TOKENS - 2) / TILE_TOKENS + 1;
+}
+
+/* Bytes of so many pages after the exact start. With a ladder all but the newest are at its floor
+ * if need be. */
+static uint64_t own_bytes(const struct kv_cache *c, uint32_t group, uint64_t pages, uint32_t step) {
+    const uint64_t own = c->layouts[group][LAYOUT_OWN].page_bytes,
+                   newest = pages_crossed(step) + c->rule.tail_pages;
+    if (!c->ladder.n_rungs || pages <= newest)
+        return pages * own;
+    const uint32_t floor = c->ladder.rungs[c->ladder.n_rungs - 1].layout[group];
+    return newest * own + (pages - newest) * c->layouts[group][floor].page_bytes;
 }
 
 /* The most bytes that one table holds up to `length`, wherever steps begin. What a step's first
@@ -272,8 +330,8 @@ kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_grou
 static uint64_t table_most_bytes(const struct kv_cache *c, uint32_t group, uint32_t length,
                                  uint32_t step) {
     const struct kv_group *g = &c->groups[group];
-    const uint64_t own = c->layouts[group][LAYOUT_OWN].page_bytes,
-                   start = c->layouts[group][LAYOUT_START].page_bytes;
+    const uint64_t start = c->layouts[group][LAYOUT_START].page_bytes,
+                   own = c->layouts[group][LAYOUT_OWN].page_bytes;
     uint64_t pages = pages_for(length);
     if (g->span != UINT32_MAX) {
         const uint64_t positions = (uint64_t)g->span + step - 1,
@@ -282,8 +340,9 @@ static uint64_t table_most_bytes(const struct kv_cache *c, uint32_t group, uint3
     }
     const uint64_t at_start = pages < c->rule.start_pages ? pages : c->rule.start_pages;
     if (g->span == UINT32_MAX || start > own)
-        return at_start * start + (pages - at_start) * own;
-    return pages * own; /* it has dropped the smaller pages of the exact start by then */
+        return at_start * start + own_bytes(c, group, pages - at_start, step);
+    return own_bytes(c, group, pages,
+                     step); /* it has dropped the smaller pages of the exact start by then */
 }
 
 /* The most bytes of shadows, with a copy of one that a fork has, too. */
@@ -293,8 +352,7 @@ static uint64_t shadows_most_bytes(const struct kv_cache *c, uint32_t group, uin
     if (shadow == NO_LAYOUT)
         return 0;
     const uint64_t each = c->layouts[group][shadow].page_bytes, pages = pages_for(length),
-                   crossed = ((uint64_t)step + TILE_TOKENS - 2) / TILE_TOKENS + 1,
-                   most = crossed + cache_tail_bytes(c, group) / each;
+                   most = pages_crossed(step) + cache_tail_bytes(c, group) / each;
     return ((most < pages ? most : pages) + 1) * each;
 }
 
@@ -342,15 +400,19 @@ kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, 
             TRY_GOTO(layout_register(c, g, i, err));
     for (uint32_t g = 0; g < n_groups; g++)
         TRY_GOTO(layout_register(c, g, c->groups[g].shadow[LAYOUT_OWN], err));
+    for (uint32_t i = 0; i < c->ladder.n_rungs; i++)
+        TRY_GOTO(cache_rule_adopt(c, &c->ladder.rungs[i], err));
     if (c->state_page_bytes)
         TRY_GOTO(page_class(c->pool, (size_t)c->state_page_bytes, (struct kv_format){0},
                             (struct kv_format){0}, &c->state_class, err));
     if (c->snapshot_bytes)
         TRY_GOTO(page_class(c->pool, (size_t)c->snapshot_bytes, (struct kv_format){0},
                             (struct kv_format){0}, &c->snapshot_class, err));
+    TRY_GOTO(pool_charge(c->pool, c->ladder.spare_bytes, err));
     *out = c;
     return KVASIR_OK;
 done:
+    c->ladder.spare_bytes = 0;
     kv_cache_destroy(c);
     return status;
 }
@@ -358,6 +420,9 @@ done:
 void kv_cache_destroy(struct kv_cache *c) {
     if (!c)
         return;
+    ASSERT(!c->first_seq && !c->tree);
+    if (c->pool)
+        pool_discharge(c->pool, c->ladder.spare_bytes);
     kv_pool_destroy(c->pool);
     mem_free(c);
 }
@@ -426,4 +491,13 @@ void page_requantize(const struct kv_cache *c, uint32_t group, uint32_t number, 
                                                .rows = rows};
     ASSERT(rows > 0 && rows <= TILE_TOKENS && from.addr != to.addr);
     backend_page_convert(c->backend, pool_arena(c->pool), &conversion);
+}
+
+bool page_convert_new(struct kv_cache *c, uint32_t group, uint32_t number, struct kv_page from,
+                      uint32_t layout, struct kv_page *to) {
+    *to = (struct kv_page){.layout = (uint16_t)layout};
+    if (page_take(c->pool, c->groups[group].page_class[layout], &to->addr, NULL) != KVASIR_OK)
+        return false;
+    page_requantize(c, group, number, TILE_TOKENS, from, *to);
+    return true;
 }

@@ -15,9 +15,9 @@
  *      page 7   [layer 0: head 0: K tile | V tile, head 1: K | V][layer 1: ...] ...
  *
  * Invariants (tests/unit/test_cache.c and tests/sim/ try to break them)
- *   CACHE-1  A page is written only at two times: before any table holds it (copies,
- *            seq_requantize), or while exactly one sequence holds it, at positions that this
- *            sequence has prepared and not yet committed. A full or shared page is never written.
+ *   CACHE-1  A page is written only at two times: before any table holds it (copies, other
+ *            formats), or while exactly one sequence holds it, at positions that this sequence
+ *            has prepared and not yet committed. A full or shared page is never written.
  *   CACHE-2  A page's reference count is the number of page tables and tree nodes that hold it. At
  *            0 it goes back to the pool at once.
  *   CACHE-3  Bytes in use and charged never exceed the budget. A take that would exceed it is
@@ -29,7 +29,8 @@
  *            (Pages that a tier fills hold anything until then; nobody sees them: TIERS-3.)
  *   CACHE-7  The format belongs to the page: it is an entry of its group's layouts, a table that
  *            only grows. Which entry a page has is a function of its number (--quantized-kv-start)
- *            until seq_requantize gives all pages of that sequence another one. Whether its keys
+ *            until seq_requantize gives all pages of that sequence another one, or the ladder one
+ *            of its rungs to a page (ladder.c). Whether its keys
  *            are centred belongs to the page, too: keys of codes are if the group has a centre, 16-
  *            and 32-bit keys are not (but in shadows); and so does the basis of its rows.
  *   CACHE-8  A sequence's state (recurrent layers) is the one after its last committed token. It is
@@ -98,6 +99,9 @@ void pool_discharge(struct kv_pool *p, uint64_t bytes);
 
 /* ---- cache (cache.c): what all sequences of a context have in common ------------------------- */
 
+/* Most formats that pages go down to (ladder.c). */
+enum { LADDER_RUNGS_MAX = 2 };
+
 struct kv_cache_options {
     /* group 0: chosen by head size (kv_format_settle) from group_k, group_v */
     struct kv_format k, v;
@@ -108,6 +112,13 @@ struct kv_cache_options {
     uint32_t keep;             /* with rotation: so many first tokens are always seen; < max_size */
     uint64_t state_bytes;      /* of one sequence's recurrent layers; 0: no such layers */
     uint64_t budget_bytes;
+    /* The ladder: full pages go from k, v to these formats, one after the other, as the budget
+     * fills. All are encoded when a page is full, and each takes fewer bytes than the one before.
+     * n_rungs 0: pages keep their formats. */
+    struct {
+        struct kv_format k, v;
+    } rungs[LADDER_RUNGS_MAX];
+    uint32_t n_rungs;
 };
 
 /* The layer group as the cache sees it. */
@@ -164,6 +175,22 @@ uint32_t kv_cache_start_pages(const struct kv_cache *c);
 /* So many pages before its own a query sees as f16 (exact_tail); 0 if no format is encoded when a
  * page is full. */
 uint32_t kv_cache_tail_pages(const struct kv_cache *c);
+
+/* ---- ladder (ladder.c) ----------------------------------------------------------------------- */
+
+/* Between steps: if more than LADDER_MARK_PERCENT of the budget is in use, re-encodes at most so
+ * many pages at fewer bits, and returns how many. 0: nothing is to be done. */
+enum { LADDER_MARK_PERCENT = 85 };
+uint32_t kv_cache_descend(struct kv_cache *c, uint32_t pages);
+/* Re-encodes pages until so many bytes of the budget are free. False: there are not, and no page
+ * can go further down. */
+bool kv_cache_make_room(struct kv_cache *c, uint64_t bytes);
+/* What going down to the floor would free of the pages that sequences hold. */
+uint64_t kv_cache_ladder_bytes(const struct kv_cache *c);
+/* How many formats there are to go down to; 0: there is no ladder. */
+uint32_t kv_cache_rungs(const struct kv_cache *c);
+/* Pages re-encoded so far, to each rung. */
+uint64_t kv_cache_descended(const struct kv_cache *c, uint32_t rung);
 
 /* ---- sequence (seq.c) ------------------------------------------------------------------------ */
 
@@ -229,6 +256,9 @@ kvasir_status seq_snapshot(struct kv_seq *s, kvasir_error *err) MUST_CHECK;
  * had pages in too many formats; nothing has changed then. */
 kvasir_status seq_requantize(struct kv_seq *s, struct kv_format k, struct kv_format v,
                              uint32_t group_k, uint32_t group_v, kvasir_error *err) MUST_CHECK;
+/* How many of its pages the ladder has given fewer bits than new ones have, counted once for each
+ * layer group. */
+uint32_t seq_descended_pages(const struct kv_seq *s);
 /* Bytes of the pages in its tables, its state, shadows and snapshots. Shared ones count in full. */
 uint64_t seq_bytes(const struct kv_seq *s);
 /* What a 16-bit cache without pages would take for what the next query sees, and for the same

@@ -28,7 +28,9 @@ bool page_shared(const struct kv_pool *p, uint32_t addr); /* more than one refer
  * evicted. A page must have a reference when it is stored. */
 void page_store(struct kv_pool *p, uint32_t addr);
 void page_unstore(struct kv_pool *p, uint32_t addr);
-bool page_is_live(const struct kv_pool *p, uint32_t addr); /* not the tree's alone */
+bool page_is_live(const struct kv_pool *p, uint32_t addr);       /* not the tree's alone */
+bool page_is_stored(const struct kv_pool *p, uint32_t addr);     /* the tree's, and maybe others' */
+uint32_t page_live_refs(const struct kv_pool *p, uint32_t addr); /* those that are not the tree's */
 void page_copy(struct kv_pool *p, uint32_t to, uint32_t from);
 struct backend_arena *pool_arena(const struct kv_pool *p);
 /* Claims address space for so many more pages of the class. Until pool_unclaim only the budget
@@ -75,6 +77,15 @@ static inline uint32_t layout_of(const struct layout_rule *r, uint32_t group, ui
     return number < r->start_pages ? LAYOUT_START : r->layout[group];
 }
 
+/* Formats that full pages go down to (ladder.c). */
+struct ladder {
+    struct layout_rule rungs[LADDER_RUNGS_MAX]; /* the last one is the floor */
+    uint32_t n_rungs;
+    uint64_t spare_bytes; /* charged; free while a page is exchanged */
+    uint64_t descended[LADDER_RUNGS_MAX];
+    uint64_t vain_taken, vain_stored; /* of the pool when nothing was found last */
+};
+
 struct kv_cache {
     struct backend *backend;
     struct kv_pool *pool;
@@ -89,6 +100,9 @@ struct kv_cache {
      * state and, after it, the exact tail. */
     uint32_t snapshot_class;
     uint64_t snapshot_bytes;
+    struct ladder ladder;
+    struct kv_seq *first_seq, *last_seq; /* all but those of seq_unlist, the oldest first */
+    struct prefix_tree *tree;            /* the one that keeps its pages; NULL: there is none */
 };
 
 /* The layout of the shadows of pages of a layout; NO_LAYOUT: they have none (seq_shadow.c). */
@@ -154,11 +168,26 @@ kvasir_status seq_snapshot_take(struct kv_seq *s, uint32_t length, uint32_t *add
  * that lacks tokens or pages. */
 bool seq_is_plain(const struct kv_seq *s);
 
+/* ---- ladder (ladder.c) ----------------------------------------------------------------------- */
+
+/* Another thread writes to pages of its tables: the ladder leaves all of them as they are. */
+void seq_unlist(struct kv_seq *s);
+/* The ladder has re-encoded a page that its tokens were computed after, or the tree's nodes have
+ * (struct node): tiers do not get what it computes. */
+void seq_note_descended(struct kv_seq *s);
+bool seq_has_descended(const struct kv_seq *s);
+/* How far down the ladder a page of this layout is; 0: as it was made; NO_RANK: it is not on it. */
+#define NO_RANK UINT32_MAX
+uint32_t ladder_rank(const struct kv_cache *c, uint32_t group, uint32_t layout);
+
 /* ---- other formats (cache.c) ----------------------------------------------------------------- */
 
 /* Converts the first `rows` rows of the group's page `number` from one page to another, which is
  * all zeros and has another layout. */
 void page_requantize(const struct kv_cache *c, uint32_t group, uint32_t number, uint32_t rows,
                      struct kv_page from, struct kv_page to);
+/* The same for a full page, to a new page of this layout. False: there is no room for it. */
+bool page_convert_new(struct kv_cache *c, uint32_t group, uint32_t number, struct kv_page from,
+                      uint32_t layout, struct kv_page *to);
 
 #endif

@@ -627,6 +627,14 @@ bool page_is_live(const struct kv_pool *p, uint32_t addr) {
     return p->slots[addr].refs > p->slots[addr].tree_refs;
 }
 
+bool page_is_stored(const struct kv_pool *p, uint32_t addr) {
+    return p->slots[addr].tree_refs > 0;
+}
+
+uint32_t page_live_refs(const struct kv_pool *p, uint32_t addr) {
+    return p->slots[addr].refs - p->slots[addr].tree_refs;
+}
+
 void page_copy(struct kv_pool *p, uint32_t to, uint32_t from) {
     backend_arena_copy(p->backend, p->arena, to, from, class_of(p, from)->page_bytes);
 }

@@ -89,6 +89,13 @@ kvasir_status seq_create(struct kv_cache *c, struct kv_seq **out, kvasir_error *
     s->rule = c->rule;
     for (uint32_t g = 0; g < c->n_groups; g++)
         s->tables[g].base_page = c->groups[g].kept_pages;
+    s->listed = true;
+    s->prev = c->last_seq;
+    if (s->prev)
+        s->prev->next = s;
+    else
+        c->first_seq = s;
+    c->last_seq = s;
     *out = s;
     return KVASIR_OK;
 }
@@ -96,6 +103,7 @@ kvasir_status seq_create(struct kv_cache *c, struct kv_seq **out, kvasir_error *
 void seq_destroy(struct kv_seq *s) {
     if (!s)
         return;
+    seq_unlist(s);
     seq_state_drop(s);
     seq_snapshots_truncate(s, 0);
     mem_free(s->snapshots);
@@ -176,6 +184,7 @@ kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err)
     }
     TRY_GOTO(seq_snapshots_room(f, s->n_snapshots, err));
     f->not_reproducible = s->not_reproducible;
+    f->descended = s->descended;
     f->stale_tail = s->stale_tail;
     f->length = f->prepared = s->length;
     f->has_state = s->has_state;
@@ -507,6 +516,7 @@ kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) {
     /* All or none: what is needed is known before anything is taken. */
     uint64_t need =
         all_bytes(c, &s->rule, s->length, end) - all_bytes(c, &s->rule, s->length, s->length);
+    (void)kv_cache_make_room(c, need + copy_bytes(s));
     TRY(pool_check_room(c->pool, need + copy_bytes(s), err));
     TRY(token_room(s, end, err));
     kvasir_status status;

@@ -6,6 +6,7 @@
  *     seq_shadow.c      rows at 16 bits of pages that are encoded when they are full
  *     seq_snapshot.c    what a sequence goes on with from a length that it had
  *     seq_trim.c        shrinking, and which lengths can be reached
+ *     ladder.c          pages at fewer bits as the budget fills
  *     seq.c             life, reading, growing
  *     seq_requantize.c  other formats
  */
@@ -38,6 +39,7 @@ struct kv_seq {
     uint32_t length, prepared;
     /* Computing its tokens again would give other bytes: some are from a file, or requantized. */
     bool not_reproducible;
+    bool descended;  /* tokens were computed after pages that the ladder has re-encoded */
     bool stale_tail; /* slots from `length` on in the open page may hold another branch's tokens */
     struct table tables[CACHE_GROUPS_MAX];
     /* recurrent layers */
@@ -48,6 +50,8 @@ struct kv_seq {
     bool has_packed;
     struct snapshot *snapshots; /* [n_snapshots], rising by length; each holds a reference */
     uint32_t n_snapshots, cap_snapshots;
+    bool listed; /* in the cache's list */
+    struct kv_seq *prev, *next;
 };
 
 /* ---- seq_table.c ----------------------------------------------------------------------------- */

@@ -78,7 +78,7 @@ static void trim_pages(struct kv_seq *s, uint32_t length) {
     s->stale_tail = s->stale_tail || length < s->prepared;
     s->length = s->prepared = length;
     if (length == 0)
-        s->not_reproducible = false;
+        s->not_reproducible = s->descended = false;
 }
 
 /* How many snapshots a trim to `length` leaves: up to the newest usable one. */

@@ -315,6 +315,7 @@ static bool begin_reading(struct tiers *s, struct tier_load *l, uint32_t pages) 
         drop_pages(s, l);
         return false;
     }
+    seq_unlist(l->seq); /* readers write to its pages */
     put_pages(s, l);
     movers_follow(s);
     bytes_by_store(l, bytes);

@@ -319,8 +319,8 @@ void tiers_relent(struct tiers *s) {
 static bool is_due(const struct store *w, uint32_t x) {
     const struct node *n = &w->all->tree->nodes[x];
     const uint8_t not_now = w->retries ? n->offered : n->offered | n->refused;
-    return n->to == TILE_TOKENS && !(not_now & store_bit(w)) && !has_expired(w->all->tree, x) &&
-           node_held_bytes(w->all->tree, x) > 0;
+    return n->to == TILE_TOKENS && !n->descended && !(not_now & store_bit(w)) &&
+           !has_expired(w->all->tree, x) && node_held_bytes(w->all->tree, x) > 0;
 }
 
 /* Puts a node into the queue, which then has at most so many. False: it does not fit. An empty
@@ -353,6 +353,8 @@ static bool offer_path(struct store *w, uint32_t x, bool whole, uint32_t most) {
     for (; !is_root(t, x); x = t->nodes[x].parent) {
         if (!whole && (t->nodes[x].offered & store_bit(w)))
             break;
+        if (t->nodes[x].descended && !(t->nodes[x].offered & store_bit(w)))
+            n = 0; /* the tier will not have it, so what comes after it is of no use there */
         if (is_due(w, x))
             due[n++ % MOST] = x;
     }

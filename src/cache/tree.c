@@ -55,6 +55,7 @@ kvasir_status tree_create(struct kv_cache *c, uint32_t rebuild_tokens, struct pr
         return fail(err, KVASIR_ERR_MEMORY, "prefix tree: no address space is left for %u nodes",
                     t->max_nodes);
     }
+    c->tree = t;
     *out = t;
     return KVASIR_OK;
 }
@@ -65,6 +66,7 @@ void tree_destroy(struct prefix_tree *t) {
     if (is_reserved(t))
         tree_forget(t, NULL, 0);
     ASSERT(t->stats.nodes == 0 && t->stats.tokens == 0);
+    t->cache->tree = NULL;
     mem_unreserve(t->nodes, reserve_bytes(t->max_nodes, sizeof *t->nodes));
     mem_unreserve(t->pages, reserve_bytes(t->max_nodes, t->cache->n_groups * sizeof *t->pages));
     for (int i = 0; i < CANDIDATES; i++)
@@ -156,6 +158,8 @@ static void put_path(struct prefix_tree *t, uint32_t x, uint32_t length, struct 
     for (uint32_t y = x; !is_root(t, y); y = t->nodes[y].parent) {
         const uint32_t number = t->nodes[y].number;
         t->nodes[y].abandoned = false; /* somebody continues it */
+        if (t->nodes[y].descended)
+            seq_note_descended(s);
         for (uint32_t g = 0; g < c->n_groups && number != previous; g++) {
             const struct kv_group *group = &c->groups[g];
             if (number >= group->kept_pages && number < first_held(group, length))
@@ -257,6 +261,13 @@ static void node_restore(struct prefix_tree *t, uint32_t x, uint32_t group, stru
     share_page_upwards(t, x, group);
 }
 
+/* Whether both pages are on the ladder: then the sequence can do with the other's bits. */
+static bool on_ladder(const struct kv_cache *c, uint32_t group, const struct kv_page *a,
+                      const struct kv_page *b) {
+    return ladder_rank(c, group, a->layout) != NO_RANK &&
+           ladder_rank(c, group, b->layout) != NO_RANK;
+}
+
 /* The sequence has computed the tokens of an existing node. The node takes pages that it lacks;
  * a full page that both have is taken from the tree, which frees the sequence's own. */
 static void node_adopt_pages(struct prefix_tree *t, uint32_t x, struct kv_seq *s) {
@@ -267,12 +278,15 @@ static void node_adopt_pages(struct prefix_tree *t, uint32_t x, struct kv_seq *s
             continue;
         if (held->addr == NO_ADDR) {
             node_restore(t, x, g, mine);
-        } else if (t->nodes[x].to == TILE_TOKENS && held->layout == mine.layout) {
+        } else if (t->nodes[x].to == TILE_TOKENS &&
+                   (held->layout == mine.layout || on_ladder(t->cache, g, held, &mine))) {
             page_ref(t->cache->pool, held->addr);
             page_unref(t->cache->pool, mine.addr);
             seq_put_page(s, g, number, *held);
         }
     }
+    if (t->nodes[x].descended)
+        seq_note_descended(s);
 }
 
 /* Adds a child for tokens [pos, end) of the sequence, inside one page. */
@@ -285,6 +299,7 @@ static uint32_t node_add(struct prefix_tree *t, uint32_t parent, struct kv_seq *
     n->number = pos / TILE_TOKENS;
     n->from = (uint8_t)(pos % TILE_TOKENS);
     n->to = (uint8_t)(end - n->number * TILE_TOKENS);
+    n->descended = seq_has_descended(s);
     memcpy(n->tokens + n->from, seq_tokens(s) + pos, (end - pos) * sizeof *n->tokens);
     t->stats.tokens += end - pos;
     node_link(t, parent, x);

@@ -98,7 +98,7 @@ static bool evict(struct prefix_tree *t, struct goal goal) {
 }
 
 bool tree_make_room(struct prefix_tree *t, uint64_t bytes) {
-    return evict(t, (struct goal){bytes, UINT64_MAX});
+    return kv_cache_make_room(t->cache, bytes) || evict(t, (struct goal){bytes, UINT64_MAX});
 }
 
 /* ---- limits ---------------------------------------------------------------------------------- */
@@ -318,13 +318,12 @@ static bool must_requantize(const struct prefix_tree *t, uint32_t x, uint32_t gr
 static bool requantize_page(struct prefix_tree *t, uint32_t x, uint32_t group) {
     struct kv_cache *c = t->cache;
     const uint32_t layout = layout_of(&t->stored_rule, group, t->nodes[x].number);
-    struct kv_page to = {.layout = (uint16_t)layout};
+    struct kv_page to;
     node_pin(t, x); /* or making room might evict it */
-    bool good =
+    const bool good =
         tree_make_room(t, c->layouts[group][layout].page_bytes) &&
-        page_take(c->pool, c->groups[group].page_class[layout], &to.addr, NULL) == KVASIR_OK;
+        page_convert_new(c, group, t->nodes[x].number, *node_page(t, x, group), layout, &to);
     if (good) {
-        page_requantize(c, group, t->nodes[x].number, TILE_TOKENS, *node_page(t, x, group), to);
         node_hold_page(t, x, group, to);
         page_unref(c->pool, to.addr);
         t->stats.requantized_pages++;

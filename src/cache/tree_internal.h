@@ -5,6 +5,7 @@
  *     tree_chain.c    what a node's page is called in tiers; which of them are gone
  *     tree_nodes.c    nodes: children, pages, roots, splitting, merging
  *     tree_walk.c     following a prompt: what can be used of it, and why no more
+ *     ladder.c        (of the cache) pages at fewer bits as the budget fills
  *     tree_evict.c    making room, limits, ends of lives, fewer bits
  *     tree.c          life, hits, storing, checking
  */
@@ -33,6 +34,7 @@ struct node {
     uint8_t offered;        /* tiers that were given its page, or that it came from: a bit each */
     uint8_t refused;        /* tiers that did not take it when they were given it last */
     uint8_t queued;         /* so many tiers have not copied its pages yet: they must not change */
+    bool descended;         /* the ladder has re-encoded its pages, or some before them: LADDER-5 */
     bool outlives;          /* what tiers have is to be replaced: the node lives much longer */
     uint32_t expires;       /* seconds since 1970, or TREE_FOREVER */
     uint32_t offered_until; /* likewise, of what tiers have of its page, if it was offered */
@@ -163,6 +165,8 @@ static inline bool is_leaf(const struct prefix_tree *t, uint32_t x) {
  * candidates. */
 void tree_heap_update(struct prefix_tree *t, uint32_t x);
 void tree_heap_remove(struct prefix_tree *t, uint32_t x);
+/* Its order in the heap of leaves, if it were one at which hits can end. */
+double node_use_key(const struct prefix_tree *t, uint32_t x);
 /* The candidate with the lowest key, or NO_NODE. */
 uint32_t tree_first_candidate(const struct prefix_tree *t);
 void tree_heap_check(const struct prefix_tree *t);
@@ -232,6 +236,9 @@ void node_hold_page(struct prefix_tree *t, uint32_t x, uint32_t group, struct kv
 /* Replaces the group's page `from` by `to` in the node and in its ancestors in the same page. */
 void node_replace_page(struct prefix_tree *t, uint32_t x, uint32_t group, uint32_t from,
                        struct kv_page to);
+/* The ladder has given the node's page of the group, which is full, fewer bits: the node and its
+ * ancestors in the same page reference the new one. */
+void node_descend(struct prefix_tree *t, uint32_t x, uint32_t group, struct kv_page to);
 /* TREE-2, before a node drops its page of the group: ancestors that share it take another
  * child's page. */
 void node_unshare_page_upwards(struct prefix_tree *t, uint32_t x, uint32_t group);

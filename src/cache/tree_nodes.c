@@ -204,6 +204,13 @@ void node_replace_page(struct prefix_tree *t, uint32_t x, uint32_t group, uint32
     }
 }
 
+void node_descend(struct prefix_tree *t, uint32_t x, uint32_t group, struct kv_page to) {
+    const uint32_t number = t->nodes[x].number;
+    node_replace_page(t, x, group, node_page(t, x, group)->addr, to);
+    for (; !is_root(t, x) && t->nodes[x].number == number; x = t->nodes[x].parent)
+        t->nodes[x].descended = true;
+}
+
 static void release_contents(struct prefix_tree *t, uint32_t x) {
     for (uint32_t g = 0; g < t->cache->n_groups; g++)
         if (node_page(t, x, g)->addr != NO_ADDR)
@@ -336,6 +343,7 @@ void node_split(struct prefix_tree *t, uint32_t x, uint32_t u, uint8_t cut) {
     upper->resumed = lower->resumed;
     upper->uses = lower->uses;
     upper->expires = lower->expires;
+    upper->descended = lower->descended;
     memcpy(upper->tokens, lower->tokens, upper->to * sizeof *upper->tokens);
     for (uint32_t g = 0; g < t->cache->n_groups; g++)
         if (node_page(t, x, g)->addr != NO_ADDR)
@@ -378,6 +386,7 @@ static void node_merge(struct prefix_tree *t, uint32_t u) {
     lower->uses = upper->uses > lower->uses ? upper->uses : lower->uses;
     lower->abandoned = upper->abandoned;
     lower->favoured_by |= upper->favoured_by;
+    lower->descended |= upper->descended;
     node_set_favour(t, x, node_favour(t, x) + node_favour(t, u));
     node_set_favour(t, u, 0);
     node_link(t, parent, x);

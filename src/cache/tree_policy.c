@@ -33,15 +33,22 @@ static double leaf_key(const struct prefix_tree *t, const struct node *n) {
     return (double)n->used + t->mean_age / 2 * m_log((double)n->uses * cost) / LN2;
 }
 
-static double node_key(const struct prefix_tree *t, uint32_t x) {
+/* What favour adds to a key. */
+static double later(const struct node *n) {
     static const double LAST = 0x1p50; /* above the keys of all others; fractions still count */
+    return n->favour ? LAST : 0;
+}
+
+double node_use_key(const struct prefix_tree *t, uint32_t x) {
     const struct node *n = &t->nodes[x];
-    const double later = n->favour ? LAST : 0;
+    return n->abandoned && !n->favour ? -1 : leaf_key(t, n) + later(n);
+}
+
+static double node_key(const struct prefix_tree *t, uint32_t x) {
+    const struct node *n = &t->nodes[x];
     if (!is_leaf(t, x))
-        return (double)n->resumed + later;
-    if (is_useless(t, x))
-        return -2;
-    return n->abandoned && !n->favour ? -1 : leaf_key(t, n) + later;
+        return (double)n->resumed + later(n);
+    return is_useless(t, x) ? -2 : node_use_key(t, x);
 }
 
 void node_note_use(struct prefix_tree *t, uint32_t x, bool resumes) {

@@ -25,7 +25,8 @@ void calibrations_make_folder(void) {
 }
 
 bool may_calibrate(const kvasir_context_options *o) {
-    return strcmp(o->key_centre, "auto") == 0 && o->kv_bits[0] == 't';
+    return strcmp(o->key_centre, "auto") == 0 &&
+           (o->kv_bits[0] == 't' || strcmp(o->kv_bits, "auto") == 0);
 }
 
 void calibrating_line(const kvasir_calibrating *now, const char *model, const char *bits,

@@ -110,6 +110,9 @@ static const char *const SENTENCES[] = {
                                 "tokens",
     [KVASIR_FACT_SNAPSHOT_UNUSED] = "--snapshot-tokens has no effect: no layer is recurrent, and "
                                     "there is no exact tail",
+    [KVASIR_FACT_LADDER] = "--kv-bits auto: pages take {1:b} a token, {2:b} when memory is short; "
+                           "so the same prompt may give different answers, depending on what was "
+                           "in memory",
     [KVASIR_FACT_TAIL_UNUSED] = "--kv-exact-tail has no effect: the cache is not quantized",
     [KVASIR_FACT_TAIL_EXACT] = "--kv-exact-tail: the last {0} tokens are kept as f16, too: {1:b} a "
                                "token",

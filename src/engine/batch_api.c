@@ -158,7 +158,7 @@ static kvasir_status check_step(struct kvasir_batch *b, const int32_t *tokens,
         tokens += counts[i];
     }
     const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(c->cache));
-    const uint64_t used = pool.used_bytes + pool.charged_bytes;
+    const uint64_t used = pool.used_bytes + pool.charged_bytes - kv_cache_ladder_bytes(c->cache);
     if (need > pool.budget_bytes - used)
         return fail(err, KVASIR_ERR_BUDGET,
                     "a step of %zu sequences needs %" PRIu64 " more bytes of cache: the budget is "

@@ -59,7 +59,7 @@ static kvasir_status is_wanted(const struct kvasir_model *m, const kvasir_contex
     *wanted = false;
     if (!o->calibrate || o->like || strcmp(o->key_centre, "auto") != 0)
         return KVASIR_OK;
-    TRY(options_parse_formats(o->kv_bits, o->kv_group_size, &formats, err));
+    TRY(options_parse_live(o->kv_bits, o->kv_floor, o->kv_group_size, &formats, err));
     if (!are_based(m, &formats) || !m->text->tokenizer)
         return KVASIR_OK;
     TRY_GOTO(centre_file_path(m, &beside, err));

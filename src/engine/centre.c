@@ -219,7 +219,10 @@ struct wish {
 };
 
 bool centres_want_bases(const struct kv_cache_options *formats) {
-    return formats->k.kind == KV_TILE;
+    bool want = formats->k.kind == KV_TILE;
+    for (uint32_t i = 0; i < formats->n_rungs; i++)
+        want |= formats->rungs[i].k.kind == KV_TILE;
+    return want;
 }
 
 static kvasir_status read_file(const struct kvasir_model *m, const char *path, struct key_stats *s,

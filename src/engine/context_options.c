@@ -34,7 +34,7 @@ static kvasir_status settle_formats(const kvasir_context_options *o, struct sett
     kvasir_status last = KVASIR_OK;
     bool bad[CACHE_GROUPS_MAX] = {false}, some = false;
     uint64_t bytes;
-    TRY(options_parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
+    TRY(options_parse_live(o->kv_bits, o->kv_floor, o->kv_group_size, &s->cache, err));
     for (uint32_t g = 0; g < s->n_groups; g++) {
         struct kv_format k, v;
         const kvasir_status status =
@@ -126,6 +126,12 @@ static uint64_t plan(const struct settled *s, uint32_t length) {
     return bytes;
 }
 
+uint64_t settled_best_bytes(const struct settled *s, uint32_t tokens) {
+    struct settled best = *s;
+    best.cache.n_rungs = 0;
+    return plan(&best, tokens);
+}
+
 /* The longest length in whole pages, up to `most`, that fits the budget. */
 static uint32_t longest_fit(const struct settled *s, uint32_t most) {
     uint32_t low = 0, high = most / TILE_TOKENS; /* pages */
@@ -166,11 +172,12 @@ static kvasir_status settle_lengths(const struct kvasir_model *m, const kvasir_c
         s->ctx = longest_fit(s, s->ctx);
         settled_fact(s, KVASIR_FACT_CTX_LOWERED, s->ctx, trained, s->cache.budget_bytes, 0);
     }
-    s->ctx_bytes = plan(s, s->visible ? settled_length(s, s->visible) : s->ctx);
+    const uint32_t longest = s->visible ? settled_length(s, s->visible) : s->ctx;
+    s->ctx_bytes = settled_best_bytes(s, longest);
     if (!o->cache_bytes && s->ctx_bytes < usable / DEFAULT_SEQUENCES)
         s->cache.budget_bytes = s->ctx_bytes * DEFAULT_SEQUENCES;
-    if (s->ctx_bytes > s->cache.budget_bytes)
-        settled_fact(s, KVASIR_FACT_BUDGET_SMALL, s->ctx_bytes, s->cache.budget_bytes, 0, 0);
+    if (plan(s, longest) > s->cache.budget_bytes)
+        settled_fact(s, KVASIR_FACT_BUDGET_SMALL, plan(s, longest), s->cache.budget_bytes, 0, 0);
     if (c->ctx_train && s->ctx > c->ctx_train)
         settled_fact(s, KVASIR_FACT_CTX_UNTRAINED, s->ctx, c->ctx_train, 0, 0);
     return KVASIR_OK;
@@ -179,6 +186,17 @@ static kvasir_status settle_lengths(const struct kvasir_model *m, const kvasir_c
 /* Whether sequences have an exact tail: of pages that are encoded when they are full. */
 static bool has_tail(const struct settled *s) {
     return s->cache.exact_tail && kv_format_whole(s->cache.k);
+}
+
+/* Bytes of a token at the ladder's floor. */
+static uint64_t floor_bytes(const struct settled *s) {
+    struct kv_cache_options floor = s->cache;
+    uint64_t bytes = 0;
+    floor.k = s->cache.rungs[s->cache.n_rungs - 1].k;
+    floor.v = s->cache.rungs[s->cache.n_rungs - 1].v;
+    floor.group_k = floor.group_v = 0;
+    (void)!formats_token_bytes(s->shapes, s->n_groups, &floor, &bytes, NULL); /* as k and v fit */
+    return bytes;
 }
 
 /* Adds facts: what options cost, and which have no effect for this model. */
@@ -193,6 +211,9 @@ static void find_unused(const struct kvasir_model *m, const kvasir_context_optio
     else if (start)
         settled_fact(s, KVASIR_FACT_START_EXACT, start, s->kv_bytes_per_token16,
                      s->kv_bytes_per_token, 0);
+    if (s->cache.n_rungs)
+        settled_fact(s, KVASIR_FACT_LADDER, s->cache.n_rungs, s->kv_bytes_per_token, floor_bytes(s),
+                     0);
     if (o->kv_exact_tail && !has_tail(s))
         settled_fact(s, KVASIR_FACT_TAIL_UNUSED, 0, 0, 0, 0);
     else if (o->kv_exact_tail)
@@ -269,9 +290,10 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     settle_steps(m, device, s);
     s->n_groups = model_kv_groups(m->model, s->shapes);
     if (o->like) /* only to check them: the file's formats replace them below */
-        TRY(options_parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
+        TRY(options_parse_live(o->kv_bits, o->kv_floor, o->kv_group_size, &s->cache, err));
     else
         TRY(settle_formats(o, s, err));
+    s->cache.n_rungs = o->like ? 0 : s->cache.n_rungs;
     s->cache.quantized_start = o->like ? 0 : o->quantized_kv_start;
     s->cache.state_bytes = model_state_bytes(m->model);
     s->cache.exact_tail = o->like ? 0 : o->kv_exact_tail;

@@ -80,7 +80,7 @@ struct settled {
     uint64_t ctx_bytes;     /* most cache bytes of a sequence of ctx tokens, or of any if bounded */
     uint32_t prefill_chunk; /* rows of a step, at most */
     uint32_t logit_rows;    /* rows whose logits are computed at a time */
-    uint64_t kv_bytes_per_token, kv_bytes_per_token16;
+    uint64_t kv_bytes_per_token, kv_bytes_per_token16; /* of new pages; at 16 bits */
     uint32_t n_facts;
     kvasir_fact facts[KVASIR_FACTS_MAX];
 };
@@ -101,6 +101,8 @@ uint64_t device_beside_weights(const struct backend_info *device, const struct k
 kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_options *o,
                              const struct backend_info *device, struct settled *out,
                              kvasir_error *err) MUST_CHECK;
+/* The most bytes of a sequence of so many tokens; with a ladder, at its top. */
+uint64_t settled_best_bytes(const struct settled *s, uint32_t tokens);
 /* Adds a fact; numbers that its kind does not use are 0. */
 void settled_fact(struct settled *s, kvasir_fact_kind kind, uint64_t a, uint64_t b, uint64_t c,
                   uint64_t d);
@@ -110,6 +112,12 @@ void settled_fact(struct settled *s, kvasir_fact_kind kind, uint64_t a, uint64_t
 /* kv_bits and kv_group_size into k, v, group_k and group_v. */
 kvasir_status options_parse_formats(const char *bits, const char *groups,
                                     struct kv_cache_options *o, kvasir_error *err) MUST_CHECK;
+/* The same of a context's, which may be "auto": then k and v are those of new pages, and the rungs
+ * those of the ladder down to `floor`. */
+kvasir_status options_parse_live(const char *bits, const char *floor, const char *groups,
+                                 struct kv_cache_options *o, kvasir_error *err) MUST_CHECK;
+/* The format of new pages: that of kv_bits, which may be "auto". */
+const char *formats_of_new_pages(const char *kv_bits);
 /* "64" or "64,32" (K,V); NULL gives 0, 0: the default of each head size. Errors are of
  * `field`. */
 kvasir_status options_parse_groups(const char *field, const char *text, uint32_t *k, uint32_t *v,

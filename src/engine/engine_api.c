@@ -245,9 +245,11 @@ static bool take_orders(struct kvasir_engine *e, bool idle, bool *more) {
 }
 
 /* Re-encodes stored pages with fewer bits: as many as there are while idle, otherwise at most one
- * every STEPS_PER_PAGE steps, looking at NODES nodes. */
+ * every STEPS_PER_PAGE steps, looking at NODES nodes. With a ladder the next few pages go down. */
 static bool requantize(struct kvasir_engine *e, bool idle) {
-    enum { STEPS_PER_PAGE = 16, NODES = 16 };
+    enum { STEPS_PER_PAGE = 16, NODES = 16, LADDER_PAGES = 4 };
+    if (kv_cache_rungs(e->ctx->cache))
+        return kv_cache_descend(e->ctx->cache, idle ? 1 : LADDER_PAGES) > 0;
     if (!e->tree || (!idle && sched_stats(e->sched).steps % STEPS_PER_PAGE))
         return false;
     return tree_requantize(e->tree, 1, idle ? UINT32_MAX : NODES) > 0;
@@ -290,6 +292,10 @@ static kvasir_status begin_stored_formats(struct kvasir_engine *e, const kvasir_
     struct kv_cache_options k = {0};
     if (!o->stored_kv_bits || !e->tree)
         return KVASIR_OK;
+    if (kv_cache_rungs(e->ctx->cache))
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "engine.stored_kv_bits",
+                          "with kv_bits \"auto\" stored prefixes get fewer bits when memory is "
+                          "short: leave this out");
     kvasir_status status =
         options_parse_formats(o->stored_kv_bits, o->stored_kv_group_size, &k, err);
     if (status == KVASIR_OK)

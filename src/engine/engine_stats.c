@@ -162,8 +162,7 @@ void kvasir_engine_plan_sequence(const kvasir_engine *e, uint32_t tokens,
     const struct settled *s = &e->ctx->options;
     *plan = (kvasir_sequence_plan){
         .bytes16 = s->cache.state_bytes + kv_cache_bytes_16bit(e->ctx->cache, tokens),
+        .bytes = settled_best_bytes(s, tokens),
         .need_bytes = sched_need(e->sched, tokens),
     };
-    (void)!kv_cache_plan_bytes(s->shapes, s->n_groups, &s->cache, tokens, s->prefill_chunk,
-                               &plan->bytes, NULL); /* cannot fail: it worked for the engine */
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* formats.c: texts like "8,4" and "64,32" to formats of K and V, and what a token takes in them. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/engine.h"
 
@@ -38,6 +39,44 @@ kvasir_status options_parse_formats(const char *bits, const char *groups,
     return options_parse_groups("context.kv_group_size", groups, &o->group_k, &o->group_v, err);
 }
 
+/* kv_bits "auto": new pages, then what they go down to. */
+static const char *const LADDER[] = {"r8,4", "t4", "t3"};
+enum { LADDER_FORMATS = sizeof LADDER / sizeof *LADDER };
+_Static_assert(LADDER_FORMATS == 1 + LADDER_RUNGS_MAX, "rungs");
+
+static bool is_auto(const char *bits) {
+    return strcmp(bits, "auto") == 0;
+}
+
+const char *formats_of_new_pages(const char *kv_bits) {
+    return is_auto(kv_bits) ? LADDER[0] : kv_bits;
+}
+
+/* The ladder's rungs down to the floor. */
+static kvasir_status parse_floor(const char *floor, struct kv_cache_options *o, kvasir_error *err) {
+    uint32_t last = LADDER_FORMATS - 1;
+    while (floor && strcmp(floor, LADDER[last]) != 0)
+        if (last-- == 0)
+            return fail_field(err, KVASIR_ERR_ARGUMENT, "context.kv_floor",
+                              "\"%.40s\" is not one of auto's formats: r8,4, t4 or t3", floor);
+    for (o->n_rungs = 0; o->n_rungs < last; o->n_rungs++)
+        TRY(kv_format_parse_pair(LADDER[o->n_rungs + 1], &o->rungs[o->n_rungs].k,
+                                 &o->rungs[o->n_rungs].v, err));
+    return KVASIR_OK;
+}
+
+kvasir_status options_parse_live(const char *bits, const char *floor, const char *groups,
+                                 struct kv_cache_options *o, kvasir_error *err) {
+    TRY(options_parse_formats(formats_of_new_pages(bits), groups, o, err));
+    o->n_rungs = 0;
+    if (is_auto(bits))
+        return parse_floor(floor, o, err);
+    if (floor)
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "context.kv_floor",
+                          "only kv_bits \"auto\" has a floor");
+    return KVASIR_OK;
+}
+
 kvasir_status formats_group_bytes(const struct kv_shape *shape, const struct kv_cache_options *o,
                                   struct kv_format *k, struct kv_format *v, uint64_t *bytes,
                                   kvasir_error *err) {
@@ -72,7 +111,7 @@ kvasir_status formats_token_bytes(const struct kv_shape *shapes, uint32_t n,
 kvasir_status kvasir_model_kv_bytes(const kvasir_model *m, const char *kv_bits,
                                     const char *kv_group_size, uint64_t *bytes, kvasir_error *err) {
     struct kv_cache_options o = {0};
-    TRY(options_parse_formats(kv_bits, kv_group_size, &o, err));
+    TRY(options_parse_live(kv_bits, NULL, kv_group_size, &o, err));
     struct kv_shape shapes[CACHE_GROUPS_MAX];
     uint32_t n = model_kv_groups(m->model, shapes);
     return formats_token_bytes(shapes, n, &o, bytes, err);

@@ -71,8 +71,15 @@ static bool make_room(struct sched *s, uint64_t bytes) {
         tiers_relent(s->tiers);
         return tree_make_room(s->tree, bytes);
     }
+    return kv_cache_make_room(s->cache, bytes);
+}
+
+/* Bytes that are free, or would be if nothing were stored and all pages were at the ladder's floor.
+ */
+static uint64_t free_at_most(const struct sched *s) {
     const struct kv_pool_stats p = kv_pool_stats(s->pool);
-    return bytes <= p.budget_bytes - p.used_bytes - p.charged_bytes;
+    return p.budget_bytes - p.used_bytes - p.charged_bytes + p.stored_bytes +
+           kv_cache_ladder_bytes(s->cache);
 }
 
 /* Bytes that running tasks still need for tokens that they have already. */
@@ -182,6 +189,7 @@ static void suspend(struct sched *s, struct task *t) {
     ASSERT(status == KVASIR_OK && reached == seq_length(t->seq));
     (void)status;
     t->held_bytes = seq_bytes(t->seq);
+    t->descended_pages = seq_descended_pages(t->seq);
     if (is_stored(s, t))
         store(s, t, true);
     if (is_stored(s, t) && t->pin)
@@ -310,13 +318,10 @@ static kvasir_status reserve(struct sched *s, struct task *t, kvasir_error *err)
 /* Whether there is room for the tokens that all tasks have now. A preempted task comes back only if
  * all can grow by a page, or it would soon be preempted again. */
 static bool has_room(const struct sched *s, const struct task *t) {
-    const struct kv_pool_stats p = kv_pool_stats(s->pool);
-    const uint64_t free_bytes = p.budget_bytes - p.used_bytes - p.charged_bytes;
     const uint64_t growth =
         t->admitted ? (s->n_running + 1) * kv_cache_need_bytes(s->cache, 1, 1) : 0;
-    return free_bytes + p.stored_bytes >=
-           outstanding(s) + overhead(s, t->cap) + growth +
-               seq_need_bytes(t->seq, t->n_tokens, s->options.step_rows, 0);
+    return free_at_most(s) >= outstanding(s) + overhead(s, t->cap) + growth +
+                                  seq_need_bytes(t->seq, t->n_tokens, s->options.step_rows, 0);
 }
 
 /* The tree counts a request once, when it is first admitted: neither failed attempts before nor
@@ -532,7 +537,6 @@ static void admit_all(struct sched *s) {
  * anything stored. Until then each running task may pin one stored state, at its cursor: hence one
  * more state for each of them. */
 static bool has_room_for_state(const struct sched *s) {
-    const struct kv_pool_stats p = kv_pool_stats(s->pool);
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
         const struct task *t = s->running[i];
@@ -540,7 +544,7 @@ static bool has_room_for_state(const struct sched *s) {
                        until = t->n_tokens > page_on ? t->n_tokens : page_on;
         bytes += seq_need_bytes(t->seq, until, s->options.step_rows, 1);
     }
-    return p.budget_bytes - p.used_bytes - p.charged_bytes + p.stored_bytes >= bytes;
+    return free_at_most(s) >= bytes;
 }
 
 /* SCHED-3. False: the task itself was preempted, or failed. */

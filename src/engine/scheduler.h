@@ -88,6 +88,7 @@ struct task {
     uint32_t hit_point; /* a length at which a waiting task wants the state */
     uint64_t charged;
     uint64_t held_bytes;      /* of its pages and states when it last released them */
+    uint32_t descended_pages; /* of those, pages that the ladder had given fewer bits */
     uint64_t waits_for;       /* 1 + order of the task whose prefix it waits for; 0: none */
     uint32_t waits_until;     /* that task's length by then */
     struct tier_load *load;   /* what the tiers have of its tokens, until it is admitted */

@@ -53,6 +53,8 @@ kvasir_engine_stats sched_engine_stats(const struct sched *s) {
     };
     memcpy(stats.hits, of.hits, sizeof stats.hits);
     memcpy(stats.misses, of.misses, sizeof stats.misses);
+    for (uint32_t i = 0; i < kv_cache_rungs(s->cache); i++)
+        stats.requantized_pages += kv_cache_descended(s->cache, i);
     if (s->tiers)
         put_tiers(s, &stats);
     return stats;

@@ -123,7 +123,7 @@ static kvasir_status check_room(const struct kvasir_seq *s, size_t n, uint32_t s
     TRY(seq_check_length(s, n, err));
     const uint32_t end = seq_length(s->seq) + (uint32_t)n;
     struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(c->cache));
-    const uint64_t used = pool.used_bytes + pool.charged_bytes;
+    const uint64_t used = pool.used_bytes + pool.charged_bytes - kv_cache_ladder_bytes(c->cache);
     uint64_t need = seq_need_bytes(s->seq, end, step, seq_snapshots_until(s, end));
     if (need > pool.budget_bytes - used)
         return fail(err, KVASIR_ERR_BUDGET,

@@ -125,8 +125,8 @@ uint64_t lab_sequence_bytes(const kvasir_model *model, const kvasir_context_opti
                    tail = min_u32(tokens, o->kv_exact_tail) / TILE_TOKENS + 1;
     struct kv_format k, v;
     uint64_t shadow = 0;
-    if (kv_format_parse_pair(o->kv_bits, &k, &v, NULL) == KVASIR_OK && kv_format_whole(k) &&
-        kvasir_model_kv_bytes(model, "f16", NULL, &shadow, NULL) != KVASIR_OK)
+    if (kv_format_parse_pair(formats_of_new_pages(o->kv_bits), &k, &v, NULL) == KVASIR_OK &&
+        kv_format_whole(k) && kvasir_model_kv_bytes(model, "f16", NULL, &shadow, NULL) != KVASIR_OK)
         shadow = 0;
     const uint64_t units = CACHE_GROUPS_MAX * (uint64_t)PAGE_ADDR_UNIT; /* each page rounds up */
     return pages * (TILE_TOKENS * bytes + units) +

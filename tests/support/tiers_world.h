@@ -48,19 +48,23 @@ struct world {
 };
 
 /* window: of a second layer group; 0: there is none. The tiers are those of t. */
-static inline struct world make_on(const struct tiers_options *t, uint32_t window) {
+static inline struct world make_of(const struct tiers_options *t, uint32_t window, uint32_t layers,
+                                   struct kv_cache_options o) {
     struct world w = {0};
     const struct kv_shape shapes[] = {
-        {.layers = 1, .kv_heads = 1, .head_dim = 32},
+        {.layers = layers, .kv_heads = 1, .head_dim = 32},
         {.layers = 1, .kv_heads = 1, .head_dim = 32, .window = window}};
-    const struct kv_cache_options o = {
-        .k = {.bits = 8}, .v = {.bits = 4}, .budget_bytes = 64 << 20};
     const struct backend_cpu_options cpu = {.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8};
     need(backend_cpu_create(&w.backend, &cpu, &err));
+    o.budget_bytes = 64 << 20;
     need(kv_cache_create(w.backend, shapes, window ? 2 : 1, &o, &w.cache, &err));
     need(tree_create(w.cache, 1000, &w.tree, &err));
     need(tiers_create(w.tree, t, &w.tiers, &err));
     return w;
+}
+
+static inline struct world make_on(const struct tiers_options *t, uint32_t window) {
+    return make_of(t, window, 1, (struct kv_cache_options){.k = {.bits = 8}, .v = {.bits = 4}});
 }
 
 static inline struct world make(struct place *near, struct place *far, uint32_t window,

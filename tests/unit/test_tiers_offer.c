@@ -296,6 +296,48 @@ static void test_windows_shorter_than_a_step(void **state) {
     }
 }
 
+/* ---- what the ladder has re-encoded ---------------------------------------------------------- */
+
+static struct world make_ladder(struct place *p) {
+    const struct tiers_options t = {.tiers = {place_open(p, true)},
+                                    .n = 1,
+                                    .context = {{5, 6}},
+                                    .queue_bytes = 8 << 20,
+                                    .late_seconds = 20};
+    struct kv_cache_options o = {.n_rungs = 1};
+    need(kv_format_parse_pair("r8,4", &o.k, &o.v, &err));
+    need(kv_format_parse_pair("t4", &o.rungs[0].k, &o.rungs[0].v, &err));
+    return make_of(&t, 0, 8, o);
+}
+
+/* Neither such pages nor what was computed after them; what a tier has of them stays valid. */
+static void test_no_tier_gets_what_follows_re_encoded_pages(void **state) {
+    (void)state;
+    struct place *p = place_new();
+    struct world w = make_ladder(p);
+    struct running r = begin(&w, text[0], 2 * TILE_TOKENS);
+    seq_destroy(r.seq); /* it is not offered */
+    tree_close(w.tree, &r.at);
+    (void)!kv_cache_make_room(w.cache, UINT64_MAX);
+    assert_int_equal(kv_cache_descended(w.cache, 0), 2);
+    request(&w, text[0], FEW);
+    idle(&w, 50);
+    assert_int_equal(count_of_place(p, &p->writes), 0);
+    request(&w, text[1], FEW);
+    expect(&w, p, &p->writes, FEW_PAGES);
+    (void)!kv_cache_make_room(w.cache, UINT64_MAX);
+    assert_int_equal(kv_cache_descended(w.cache, 0), 2 * FEW_PAGES);
+    request(&w, text[1], 2 * FEW);
+    idle(&w, 50);
+    assert_int_equal(count_of_place(p, &p->writes), FEW_PAGES);
+    unmake(&w);
+    w = make_ladder(p);
+    assert_int_equal(load(&w, text[0], FEW), 0);
+    assert_int_equal(load(&w, text[1], FEW), FEW_PAGES * TILE_TOKENS);
+    unmake(&w);
+    place_free(p);
+}
+
 int main(int argc, char **argv) {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
@@ -310,6 +352,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_a_tier_that_cannot_forget_is_told_again),
         cmocka_unit_test(test_the_root_of_a_long_path),
         cmocka_unit_test(test_windows_shorter_than_a_step),
+        cmocka_unit_test(test_no_tier_gets_what_follows_re_encoded_pages),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }
