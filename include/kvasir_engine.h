@@ -168,6 +168,9 @@ typedef struct kvasir_event {
     const float *asked_logprobs; /* DONE: [n_asked], of asked_tokens */
     size_t n_asked;
     double lookup_seconds; /* START: how long stored prefixes were looked up and loaded */
+    /* DONE: of the choice's pages, those that kv_bits "auto" had given fewer bits, once for each
+     * layer group */
+    uint32_t requantized_pages;
 } kvasir_event;
 /* Called on the engine's thread, which waits meanwhile: copy what is needed and return. It may call
  * kvasir_engine_cancel, but not submit or destroy. */

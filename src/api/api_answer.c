@@ -160,6 +160,7 @@ void api_answer_event(struct api_answer *a, const kvasir_event *e) {
         memcpy(c->embedding, e->embedding, e->n_embedding * sizeof *c->embedding);
     }
     if (e->kind == KVASIR_EVENT_DONE) {
+        a->requantized_pages += e->requantized_pages;
         c->finish = e->finish;
         c->stop = api_stop_of(a->request, e->stop);
         a->cancelled |= e->finish == KVASIR_FINISH_CANCELLED;

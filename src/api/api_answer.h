@@ -39,10 +39,11 @@ struct api_answer {
     struct api_choice *prompts;
     uint32_t n_prompts;
     uint32_t prompt_tokens, cached_tokens;
-    bool complete;      /* the last event came */
-    bool cancelled;     /* a choice was cancelled */
-    bool failed;        /* error says why */
-    kvasir_error error; /* of the engine, or out of memory */
+    uint64_t requantized_pages; /* of all choices */
+    bool complete;              /* the last event came */
+    bool cancelled;             /* a choice was cancelled */
+    bool failed;                /* error says why */
+    kvasir_error error;         /* of the engine, or out of memory */
 };
 /* False: out of memory. */
 bool api_answer_init(struct api_answer *a, const struct api_request *request);

@@ -401,18 +401,21 @@ static json_t *choice_json(const struct api_setup *setup, const struct api_answe
                      logprobs, "finish_reason", openai_finish_reason(c->finish, calls));
 }
 
-json_t *openai_usage(uint32_t prompt_tokens, uint32_t cached_tokens, uint64_t completion_tokens) {
-    const json_int_t prompt = prompt_tokens, completion = (json_int_t)completion_tokens;
-    return json_pack("{s:I, s:I, s:I, s:{s:I}}", "prompt_tokens", prompt, "completion_tokens",
+json_t *openai_usage_json(const struct openai_usage *u) {
+    const json_int_t prompt = u->prompt_tokens, completion = (json_int_t)u->completion_tokens;
+    json_t *pages = u->requantized_pages ? json_integer((json_int_t)u->requantized_pages) : NULL;
+    return json_pack("{s:I, s:I, s:I, s:{s:I}, s:o*}", "prompt_tokens", prompt, "completion_tokens",
                      completion, "total_tokens", prompt + completion, "prompt_tokens_details",
-                     "cached_tokens", (json_int_t)cached_tokens);
+                     "cached_tokens", (json_int_t)u->cached_tokens, "requantized_pages", pages);
 }
 
 static json_t *usage_json(const struct api_answer *a) {
-    uint64_t completion = 0;
+    struct openai_usage u = {.prompt_tokens = a->prompt_tokens,
+                             .cached_tokens = a->cached_tokens,
+                             .requantized_pages = a->requantized_pages};
     for (uint32_t i = 0; i < api_choices(a->request); i++)
-        completion += a->choices[i].n_tokens;
-    return openai_usage(a->prompt_tokens, a->cached_tokens, completion);
+        u.completion_tokens += a->choices[i].n_tokens;
+    return openai_usage_json(&u);
 }
 
 json_t *openai_answer_body(const struct api_answer *a, const struct api_setup *setup,

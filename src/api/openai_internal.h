@@ -66,6 +66,10 @@ json_t *openai_logprobs(const struct api_setup *setup, const struct api_request 
                         const struct api_choice *c, size_t offset, const struct openai_echo *echo);
 /* {"content": [{"token", "logprob", "bytes", "top_logprobs"}], ..}, of any request */
 json_t *openai_token_logprobs(const struct api_setup *setup, const struct api_choice *c);
-json_t *openai_usage(uint32_t prompt_tokens, uint32_t cached_tokens, uint64_t completion_tokens);
+struct openai_usage {
+    uint32_t prompt_tokens, cached_tokens;
+    uint64_t completion_tokens, requantized_pages; /* of all choices */
+};
+json_t *openai_usage_json(const struct openai_usage *u);
 
 #endif

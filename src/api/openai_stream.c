@@ -26,7 +26,7 @@ struct openai_stream {
         size_t offset;          /* characters so far */
     } * choices;                /* [api_choices(request)] */
     struct api_choice *prompts; /* [request->n_prompts] as in struct api_answer */
-    uint64_t completion_tokens;
+    uint64_t completion_tokens, requantized_pages;
     struct text_buf head; /* the start of all chunks, up to their choices */
     struct text_buf *out; /* of the current event */
     json_t *logprobs;     /* of its token, until a chunk takes them; may be NULL */
@@ -163,9 +163,9 @@ static bool add_end(struct openai_stream *s, struct chunk_choice *c, const kvasi
         return false;
     if (!e->last)
         return true;
-    if (s->c.request->include_usage &&
-        !add_chunk(s, json_array(),
-                   openai_usage(e->prompt_tokens, e->cached_tokens, s->completion_tokens), true))
+    const struct openai_usage usage = {e->prompt_tokens, e->cached_tokens, s->completion_tokens,
+                                       s->requantized_pages};
+    if (s->c.request->include_usage && !add_chunk(s, json_array(), openai_usage_json(&usage), true))
         return false;
     return text_puts(s->out, "data: [DONE]\n\n");
 }
@@ -178,6 +178,7 @@ static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *o
         return api_echo_event(&s->prompts[e->choice / s->c.request->engine.n], e);
     s->out = out;
     s->completion_tokens += e->kind == KVASIR_EVENT_TOKEN;
+    s->requantized_pages += e->kind == KVASIR_EVENT_DONE ? e->requantized_pages : 0;
     if (s->prompts && e->kind == KVASIR_EVENT_START)
         return true; /* the prompt's tokens are not known yet */
     if (!begin_choice(s, c))

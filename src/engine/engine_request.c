@@ -279,6 +279,7 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     event.stop = c->finish == KVASIR_FINISH_STOP ? kvasir_stop_found(c->stop) : NULL;
     event.error = end == END_FAILED ? error : NULL;
     event.cache_bytes = t->held_bytes;
+    event.requantized_pages = t->descended_pages;
     event.embedding = c->embedded ? c->embedding : NULL;
     if (end == END_COMPLETE && q->r.n_asked_tokens) {
         event.asked_logprobs = q->asked_logprobs;

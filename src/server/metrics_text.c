@@ -248,7 +248,7 @@ static void cache_figures(struct metrics_page *p, const struct server_figures *f
     counter(p, "kvasir_cache_store_rejections_total", "", s->store_rejections,
             "Times that a prefix could not be stored for lack of room.");
     counter(p, "kvasir_requantized_pages_total", "", s->requantized_pages,
-            "Stored pages encoded again in fewer bits.");
+            "Pages encoded again in fewer bits.");
     counter(p, "kvasir_rerun_tokens_total", "", s->rerun_tokens,
             "Tokens computed again after a preemption.");
 }
