@@ -523,12 +523,6 @@ static void run_histories(const struct program *p) {
     }
 }
 
-/* "auto", or any tier this machine has. */
-static const char *random_tier(void) {
-    enum cpu_tier tier = (enum cpu_tier)random_below(CPU_TIER_COUNT);
-    return cpu_tier_have(tier) ? cpu_tier_name(tier) : "auto";
-}
-
 static void run_program(struct program *p) {
     random_state = p->seed * 0x9e3779b97f4a7c15u + 1;
     const uint32_t rare = (uint32_t)(random_state >> 40);
@@ -552,7 +546,8 @@ static void run_program(struct program *p) {
     o->quantized_kv_start = random_below(3) ? 0 : random_below(200);
     o->snapshot_tokens = random_below(2) ? 0 : 1 + random_below(150);
     o->act_bits = random_below(2) ? 8 : 16;
-    o->cpu_tier = p->length < LENGTH_MAX ? random_tier() : "auto"; /* ref would take minutes */
+    o->cpu_tier =
+        p->length < LENGTH_MAX ? sim_tier_draw(random_below) : "auto"; /* ref would take minutes */
     o->ctx = LENGTH_MAX;
     o->cache_bytes = 256 << 20;
     run_reference(p);

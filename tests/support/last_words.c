@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* Bad addresses are left to the address sanitizer, which prints more about them than a signal
@@ -96,4 +97,28 @@ void last_words(const char *text, char *const *next) {
     listens = true;
     then = next;
     words = text;
+}
+
+/* Without a child nothing is known about the program, so nothing may be concluded. */
+_Noreturn static void no_answer(const char *call) {
+    printf("FAILED: %s: %s: the program above cannot be made smaller\n", call, strerror(errno));
+    exit(1);
+}
+
+bool fails_in_a_child(void (*run)(void *user), void *user) {
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child < 0)
+        no_answer("fork");
+    if (child == 0) {
+        last_words(NULL, NULL);
+        (void)dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);
+        run(user);
+        _exit(0);
+    }
+    int status = 0;
+    while (waitpid(child, &status, 0) != child)
+        if (errno != EINTR)
+            no_answer("waitpid");
+    return status != 0;
 }

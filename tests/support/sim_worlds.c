@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cache/tree_internal.h"
 #include "random_programs.h"
 
 static const char *const SHAPES[SIM_SHAPES] = {"plain",     "rotating, keeps", "rotating",
@@ -44,6 +45,26 @@ struct sim_world sim_world_make(const struct sim_models *s, uint64_t seed,
         o->kv_keep =
             o->max_kv_size > 4 && random_below(3) ? 4 : 1 + random_below(o->max_kv_size - 1);
     return w;
+}
+
+const char *sim_tier_draw(uint32_t (*below)(uint32_t)) {
+    enum cpu_tier tier = (enum cpu_tier)below(CPU_TIER_COUNT);
+    return cpu_tier_have(tier) ? cpu_tier_name(tier) : "auto";
+}
+
+/* ---- the ladder ------------------------------------------------------------------------------ */
+
+bool sim_all_is_down(const struct prefix_tree *t) {
+    const struct kv_cache *c = t->cache;
+    for (uint32_t x = 0; x < t->n_made; x++)
+        for (uint32_t g = 0; g < c->n_groups; g++) {
+            const struct kv_page *page = node_page(t, x, g);
+            if (t->nodes[x].to == TILE_TOKENS && !t->nodes[x].queued && page->addr != NO_ADDR &&
+                !page_is_live(c->pool, page->addr) &&
+                ladder_rank(c, g, page->layout) < kv_cache_rungs(c))
+                return false;
+        }
+    return true;
 }
 
 /* ---- what was tried -------------------------------------------------------------------------- */

@@ -53,6 +53,12 @@ struct sim_world sim_world_make(const struct sim_models *s, uint64_t seed,
 struct sched_options sim_sched_draw(uint32_t (*random_below)(uint32_t), uint32_t step_rows,
                                     uint32_t bits);
 
+/* "auto", or any tier that this machine has. */
+const char *sim_tier_draw(uint32_t (*below)(uint32_t));
+
+/* Whether no stored page that only the tree holds could go down the ladder. */
+bool sim_all_is_down(const struct prefix_tree *t);
+
 /* Rows of logits that were compared. */
 struct sim_coverage {
     uint64_t formats[SIM_SHAPES][SIM_FORMATS], rotations[SIM_SHAPES][SIM_ROTATIONS];
