@@ -287,6 +287,9 @@ struct page_conversion {
  * rope(c, t) of the row's position is added or subtracted while it is plain. A tile that keeps its
  * format and basis is copied. To a page that is encoded whole goes a full one. */
 void page_convert(const struct page_conversion *c, const uint8_t *from, uint8_t *to);
+/* Of one head of a layer: that of others neither matters nor is touched. */
+void page_convert_head(const struct page_conversion *c, uint32_t layer, uint32_t head,
+                       const uint8_t *from, uint8_t *to);
 
 /* Makes the slots of a page from `token` on read as zeros. */
 void page_clear_tail(struct backend *b, struct backend_arena *a, const struct page_layout *l,

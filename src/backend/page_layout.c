@@ -161,16 +161,20 @@ static void tile_convert(const struct page_conversion *c, enum tile_kind part, u
     }
 }
 
+void page_convert_head(const struct page_conversion *c, uint32_t layer, uint32_t head,
+                       const uint8_t *from, uint8_t *to) {
+    ASSERT(c->rows <= TILE_TOKENS && c->to->k.head_dim <= HEAD_DIM_MAX);
+    ASSERT(c->from->layers == c->to->layers && c->from->kv_heads == c->to->kv_heads);
+    for (int part = TILE_K; part <= TILE_V; part++)
+        tile_convert(c, (enum tile_kind)part, layer, head,
+                     from + page_tile(c->from, layer, head, (enum tile_kind)part),
+                     to + page_tile(c->to, layer, head, (enum tile_kind)part));
+}
+
 void page_convert(const struct page_conversion *c, const uint8_t *from, uint8_t *to) {
-    const struct page_layout *l = c->to;
-    ASSERT(c->rows <= TILE_TOKENS && l->k.head_dim <= HEAD_DIM_MAX);
-    ASSERT(c->from->layers == l->layers && c->from->kv_heads == l->kv_heads);
-    for (uint32_t layer = 0; layer < l->layers; layer++)
-        for (uint32_t head = 0; head < l->kv_heads; head++)
-            for (int part = TILE_K; part <= TILE_V; part++)
-                tile_convert(c, (enum tile_kind)part, layer, head,
-                             from + page_tile(c->from, layer, head, (enum tile_kind)part),
-                             to + page_tile(l, layer, head, (enum tile_kind)part));
+    for (uint32_t layer = 0; layer < c->to->layers; layer++)
+        for (uint32_t head = 0; head < c->to->kv_heads; head++)
+            page_convert_head(c, layer, head, from, to);
 }
 
 /* Bytes of a tile, as `count` pieces of `width` bytes, `pitch` apart. */

@@ -20,7 +20,8 @@
  *   LADDER-5  What was computed after re-encoded pages is marked, as are nodes with such pages:
  *             tiers get none of it, so records are the bytes that their tokens alone give.
  *
- * Choosing a page looks at all nodes: some 15 ns each, where re-encoding one takes milliseconds.
+ * Choosing a page looks at all nodes: 2 ms for 50,000 of them, where re-encoding a page of SmolLM2
+ * takes 15 to 30 ms on two cores.
  */
 #include "cache/seq_internal.h"
 #include "cache/tree_internal.h"

@@ -190,11 +190,24 @@ static void cpu_arena_zero(struct backend *b, struct backend_arena *a, size_t at
         memset(arena_at(a, at + i * pitch, width), 0, width);
 }
 
+struct convert_job {
+    const struct page_conversion *c;
+    const uint8_t *from;
+    uint8_t *to;
+};
+
+static void convert_item(void *ctx, size_t item, int worker) {
+    const struct convert_job *j = ctx;
+    const uint32_t heads = j->c->to->kv_heads;
+    (void)worker;
+    page_convert_head(j->c, (uint32_t)item / heads, (uint32_t)item % heads, j->from, j->to);
+}
+
 static void cpu_page_convert(struct backend *b, struct backend_arena *a,
                              const struct page_conversion *c) {
-    (void)b;
-    page_convert(c, arena_at(a, page_offset(c->from_addr), c->from->page_bytes),
-                 arena_at(a, page_offset(c->to_addr), c->to->page_bytes));
+    struct convert_job j = {c, arena_at(a, page_offset(c->from_addr), c->from->page_bytes),
+                            arena_at(a, page_offset(c->to_addr), c->to->page_bytes)};
+    thread_pool_run(cpu_of(b)->pool, (size_t)c->to->layers * c->to->kv_heads, convert_item, &j);
 }
 
 uint8_t *backend_cpu_arena_bytes(const struct backend_arena *a) {
