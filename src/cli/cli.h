@@ -294,9 +294,8 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .offset = offsetof(type, context.kv_bits),                                                    \
      .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2, or llama.cpp's names such as q8_0; "   \
              "one value for both; or rotated r8,4 and tiles t5,4 t4 t4,3 t3 ..., which keep more " \
-             "quality at the same bits and share prefixes by whole pages; or auto: new pages are " \
-             "r8,4, and the oldest and least used ones become t4, then t3, as memory fills, so "   \
-             "results depend on how full it was"},                                                 \
+             "quality at the same bits and share prefixes by whole pages; or auto: r8,4, and as "  \
+             "memory fills the oldest and least used pages become t4, then t3"},                   \
     {.name = "--kv-floor", .value = "F", .kind = OPTION_TEXT,                                      \
      .offset = offsetof(type, context.kv_floor), .shown = "t3",                                    \
      .help = "with --kv-bits auto: no page gets fewer bits than F: r8,4, t4 or t3"},               \
