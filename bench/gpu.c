@@ -10,10 +10,7 @@
  *
  * DEVICE is --device's value, cuda without it.
  */
-#include <stdatomic.h>
-#include <unistd.h>
-
-#include "bench.h"
+#include "requests.h"
 
 enum { BATCH_MAX = 64, STEPS = 32, REPEATS = 5 };
 
@@ -161,41 +158,11 @@ static void bench_prompts(const char *bits) {
 
 /* ---- requests of an engine ------------------------------------------------------------------- */
 
-struct answer {
-    double submitted, first, last; /* clock_seconds; of its tokens */
-    uint32_t tokens;
-    atomic_bool done;
-};
-
-static void note(void *user, const kvasir_event *e) {
-    struct answer *a = user;
-    if (e->kind == KVASIR_EVENT_TOKEN) {
-        a->last = clock_seconds();
-        a->first = a->tokens++ ? a->first : a->last;
-    }
-    if (e->error)
-        fprintf(stderr, "bench: %s\n", e->error->text);
-    if (e->last)
-        atomic_store(&a->done, true);
-}
-
 static void ask(kvasir_engine *e, struct answer *a, const int32_t *tokens, size_t n,
                 uint32_t max_tokens) {
-    kvasir_request r = kvasir_request_defaults();
+    const kvasir_request r = answer_request(a, tokens, n, max_tokens);
     uint64_t id;
-    *a = (struct answer){.submitted = clock_seconds()};
-    r.tokens = tokens;
-    r.n_tokens = n;
-    r.max_tokens = max_tokens;
-    r.ignore_end = true;
-    r.on_event = note;
-    r.user = a;
     need(kvasir_engine_submit(e, &r, &id, &err));
-}
-
-static void wait_for(struct answer *a) {
-    while (!atomic_load(&a->done))
-        usleep(1000);
 }
 
 /* Short prompts together: all tokens over the time in which all run. */
@@ -207,7 +174,7 @@ static void bench_requests(kvasir_engine *e) {
         ask(e, &answers[i], ids + i * PROMPT, PROMPT, REPLY);
     for (int i = 0; i < BATCH_MAX; i++) {
         const struct answer *a = &answers[i];
-        wait_for(&answers[i]);
+        answer_wait(&answers[i]);
         all_run = a->first > all_run ? a->first : all_run;
         one_ends = one_ends == 0 || a->last < one_ends ? a->last : one_ends;
     }
@@ -222,7 +189,7 @@ static void bench_hit(kvasir_engine *e) {
     double first[2], step = 0;
     for (int i = 0; i < 2; i++) {
         ask(e, &a, ids, LONG, REPLY);
-        wait_for(&a);
+        answer_wait(&a);
         first[i] = a.first - a.submitted;
         step = (a.last - a.first) / (REPLY - 1);
     }

@@ -14,13 +14,11 @@
  *
  * On cpu, where no lanes are, the figures mean nothing: it is there to try the program.
  */
-#include <stdatomic.h>
-#include <unistd.h>
 #include <xxhash.h>
 
-#include "bench.h"
 #include "cache/cache_internal.h"
 #include "engine/engine_internal.h"
+#include "requests.h"
 
 enum { LAYERS = 32, KV_HEADS = 8, HEAD_DIM = 128, ROUNDS = 5, BATCH = 16 };
 
@@ -207,54 +205,29 @@ static void bench_cache(void) {
 
 enum { REPLY = 600, TIMES_MAX = BATCH * REPLY };
 
-struct answer {
-    double submitted, first;
-    uint32_t cached;
-    atomic_uint tokens;
-    atomic_bool done;
-};
-
 static double times[TIMES_MAX]; /* of the first decoding request's tokens */
 static atomic_uint n_times;
 
-static void note(void *user, const kvasir_event *e) {
-    struct answer *a = user;
-    if (e->kind == KVASIR_EVENT_START)
-        a->cached = e->cached_tokens;
-    if (e->kind == KVASIR_EVENT_TOKEN && atomic_fetch_add(&a->tokens, 1) == 0)
-        a->first = clock_seconds();
-    if (e->error)
-        fprintf(stderr, "bench: %s\n", e->error->text);
-    if (e->last)
-        atomic_store(&a->done, true);
-}
-
 static void note_times(void *user, const kvasir_event *e) {
-    note(user, e);
+    answer_note(user, e);
     if (e->kind == KVASIR_EVENT_TOKEN && atomic_load(&n_times) < TIMES_MAX)
         times[atomic_fetch_add(&n_times, 1)] = clock_seconds();
 }
 
 static uint64_t ask(kvasir_engine *e, struct answer *a, const int32_t *tokens, size_t n,
                     uint32_t max_tokens, bool timed) {
-    kvasir_request r = kvasir_request_defaults();
+    kvasir_request r = answer_request(a, tokens, n, max_tokens);
     uint64_t id;
-    *a = (struct answer){.submitted = clock_seconds()};
-    r.tokens = tokens;
-    r.n_tokens = n;
-    r.max_tokens = max_tokens;
-    r.ignore_end = true;
     r.no_store = timed;
-    r.on_event = timed ? note_times : note;
-    r.user = a;
+    if (timed)
+        r.on_event = note_times;
     need(kvasir_engine_submit(e, &r, &id, &err));
     return id;
 }
 
 static void answer_whole(kvasir_engine *e, struct answer *a, const int32_t *tokens) {
     ask(e, a, tokens, n_tokens, 1, false);
-    while (!atomic_load(&a->done))
-        usleep(500);
+    answer_wait(a);
 }
 
 /* Median and longest step between two moments. */
@@ -299,8 +272,7 @@ static void ask_beside(kvasir_engine *e, const char *what, const int32_t *tokens
     for (int i = 0; i < BATCH; i++)
         kvasir_engine_cancel(e, open[i]);
     for (int i = 0; i < BATCH; i++)
-        while (!atomic_load(&others[i].done))
-            usleep(500);
+        answer_wait(&others[i]);
 }
 
 static void make_engine(const kvasir_model *model, uint64_t host_bytes, kvasir_engine **out) {
