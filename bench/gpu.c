@@ -6,9 +6,10 @@
  *
  * At the end an engine: requests at once, and a long prompt again, whose prefix it has.
  *
- *     gpu MODEL [DEVICE]
+ *     gpu MODEL [DEVICE [PART]]
  *
- * DEVICE is --device's value, cuda without it.
+ * DEVICE is --device's value, cuda without it. PART: only steps of one sequence (one), of several
+ * (batches), prompts, or the engine (requests).
  */
 #include "requests.h"
 
@@ -210,13 +211,34 @@ static void bench_engine(void) {
     kvasir_engine_destroy(e);
 }
 
+static void bench_one(void) {
+    bench_format("8,4");
+    bench_format("4");
+    bench_format("f16");
+}
+static void bench_several(void) {
+    bench_batches("8,4");
+}
+static void bench_long(void) {
+    bench_prompts("8,4");
+}
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} PARTS[] = {{"one", bench_one},
+             {"batches", bench_several},
+             {"prompts", bench_long},
+             {"requests", bench_engine}};
+
 int main(int argc, char **argv) {
-    if (argc < 2) {
-        fprintf(stderr, "usage: gpu MODEL [DEVICE]\n");
+    if (argc < 2 || argc > 4) {
+        fprintf(stderr, "usage: gpu MODEL [DEVICE [PART]]\n");
         return 2;
     }
     if (argc > 2)
         device = argv[2];
+    const char *part = argc > 3 ? argv[3] : NULL;
     kvasir_model *opened;
     kvasir_model_info info;
     need(kvasir_model_open(argv[1], &opened, &err));
@@ -232,12 +254,9 @@ int main(int argc, char **argv) {
     const double load = clock_seconds() - start;
     printf("loaded in %.1f s, %.2f GB/s\n", load, (double)info.weight_bytes / load * 1e-9);
     fflush(stdout);
-    bench_format("8,4");
-    bench_format("4");
-    bench_format("f16");
-    bench_batches("8,4");
-    bench_prompts("8,4");
-    bench_engine();
+    for (size_t i = 0; i < sizeof PARTS / sizeof *PARTS; i++)
+        if (!part || strcmp(part, PARTS[i].name) == 0)
+            PARTS[i].run();
     free(ids);
     free(logits);
     kvasir_model_close(opened);
