@@ -26,7 +26,8 @@
 //
 // One token alone, as in most steps, needs neither shared memory nor other warps: a thread has four
 // of its dims in registers from the beginning to the end, and what shares its words was loaded
-// before the wait for K and V.
+// before the wait for K and V. If every sequence of a step has one, rope is done on the way
+// (rope_store_kernel).
 //
 // Invariants:
 //   * bits of tokens that are not of this step stay: only words that such a token shares are read
@@ -34,6 +35,7 @@
 //     multiples of 32
 #include "backend/cuda/affine.cuh"
 #include "backend/cuda/internal.cuh"
+#include "backend/cuda/rope.cuh"
 
 namespace {
 
@@ -313,15 +315,19 @@ __device__ void store_affine(const store_place &p, int bits, uint32_t group, uin
 // ---- one token -------------------------------------------------------------------------------
 
 // By D / 4 threads, or a warp if these are fewer: `four` of a thread beyond them is the last one,
-// and it writes nothing.
-template <int D> struct lone_token {
-    static constexpr uint32_t THREADS = D / 4 < 32 ? 32 : D / 4;
+// and it writes nothing. load(): the thread's four dims, after the wait for what makes them.
+template <int D> constexpr uint32_t LONE_THREADS = D / 4 < 32 ? 32 : D / 4;
+template <int D> __device__ __forceinline__ uint32_t lone_four() {
+    return min(threadIdx.x, D / 4 - 1u);
+}
+template <int D, class Load> struct lone_token {
     const store_place &p;
+    const Load &load;
     uint32_t token, four;
     bool mine;
 
-    __device__ __forceinline__ explicit lone_token(const store_place &place)
-        : p(place), token(place.first), four(min(threadIdx.x, D / 4 - 1u)),
+    __device__ __forceinline__ lone_token(const store_place &place, const Load &load_row)
+        : p(place), load(load_row), token(place.first), four(lone_four<D>()),
           mine(threadIdx.x < D / 4) {}
 
     template <int BITS> __device__ __forceinline__ void store_affine(uint32_t group) const {
@@ -331,7 +337,7 @@ template <int D> struct lone_token {
         uint4 *words = (uint4 *)p.tile + token / TOKENS * (D / 4) + four;
         const uint4 old = is_v ? *words : make_uint4(0, 0, 0, 0);
         kernel_waits();
-        const float4 x = affine_input(load_four<D>(p, token, four), p.bf16);
+        const float4 x = affine_input(load(), p.bf16);
         const float2 range = range_of(x, group), sb = group_scale(range.x, range.y, TOP);
         const uint32_t codes = codes_of(x, sb, TOP);
         if (mine && four * 4 % group == 0) {
@@ -367,7 +373,7 @@ template <int D> struct lone_token {
             if (is_v)
                 old[i] = words[2 * i];
         kernel_waits();
-        const float4 x = load_four<D>(p, token, four);
+        const float4 x = load();
         const uint32_t halves[4] = {to_half(x.x, bf16), to_half(x.y, bf16), to_half(x.z, bf16),
                                     to_half(x.w, bf16)};
         if (!mine)
@@ -416,8 +422,9 @@ __global__ void __launch_bounds__(2 * D)
     kernel_comes();
     const bool found = find_place<D>(g, layer, k, v, p);
     if (found && p.end - p.first == 1) {
-        const lone_token<D> one(p);
-        if (threadIdx.x < one.THREADS)
+        const auto load = [&] { return load_four<D>(p, p.first, lone_four<D>()); };
+        const lone_token<D, decltype(load)> one(p, load);
+        if (threadIdx.x < LONE_THREADS<D>)
             one.store();
         else
             kernel_waits();
@@ -452,6 +459,71 @@ __global__ void __launch_bounds__(2 * D)
     }
 }
 
+// ---- rope and store --------------------------------------------------------------------------
+
+// This thread's four dims of a head, turned by rope; by a warp. They are written back, too. If
+// pairs are adjacent a thread turns its two pairs and gets its results from those that have them,
+// else a value of each of four pairs, whose other values the thread D / 8 further on has.
+template <int D>
+__device__ __forceinline__ float4 turn_four(const rope_op &r, float *head, uint32_t row) {
+    constexpr uint32_t HALF = D / 8;
+    const uint32_t four = lone_four<D>(), in_half = four % HALF;
+    const bool low = four < HALF;
+    const float4 x = ((const float4 *)head)[four];
+    float4 y;
+    if (r.adjacent) { // the first values of all pairs come before all second ones
+        const uint32_t angle = row * r.n + four * 2, from = in_half * 2;
+        const float2 c = *(const float2 *)(r.cos_in + angle),
+                     s = *(const float2 *)(r.sin_in + angle);
+        const turned_pair t[2] = {turn_pair(x.x, x.y, c.x, s.x), turn_pair(x.z, x.w, c.y, s.y)};
+        const auto value = [&](uint32_t i, uint32_t lane) {
+            const float a = __shfl_sync(~0u, t[i].a, lane), b = __shfl_sync(~0u, t[i].b, lane);
+            return low ? a : b;
+        };
+        y = make_float4(value(0, from), value(1, from), value(0, from + 1), value(1, from + 1));
+    } else {
+        const uint32_t angle = row * r.n + in_half * 4;
+        const float4 c = *(const float4 *)(r.cos_in + angle),
+                     s = *(const float4 *)(r.sin_in + angle);
+        const auto value = [&](float mine, float cos, float sin) {
+            const float other = __shfl_xor_sync(~0u, mine, HALF);
+            const turned_pair t = turn_pair(low ? mine : other, low ? other : mine, cos, sin);
+            return low ? t.a : t.b;
+        };
+        y = make_float4(value(x.x, c.x, s.x), value(x.y, c.y, s.y), value(x.z, c.z, s.z),
+                        value(x.w, c.w, s.w));
+    }
+    if (threadIdx.x < D / 4)
+        ((float4 *)head)[four] = y;
+    return y;
+}
+
+// Of steps in which no sequence has more than one row: both ropes and the store. grid: [item]
+// [KV head][K, V, query heads of the KV head]
+template <int D>
+__global__ void __launch_bounds__(32)
+    rope_store_kernel(const step_group g, uint32_t layer, const rope_op q, const rope_op k,
+                      const float *v) {
+    store_place p;
+    kernel_comes();
+    const uint32_t row =
+        blockIdx.x < g.counts[COUNT_STORE] ? g.seqs[g.store[blockIdx.x].seq].row : UINT32_MAX;
+    if (blockIdx.z > 1) {
+        kernel_waits();
+        const uint32_t head = blockIdx.y * (q.heads / gridDim.y) + blockIdx.z - 2;
+        if (row != UINT32_MAX)
+            turn_four<D>(q, q.x + ((size_t)row * q.heads + head) * D, row);
+        return;
+    }
+    if (!find_place<D>(g, layer, k.x, v, p)) // then K is not needed
+        return kernel_waits();
+    const auto load = [&] {
+        return blockIdx.z == 0 ? turn_four<D>(k, const_cast<float *>(p.x), row)
+                               : load_four<D>(p, p.first, lone_four<D>());
+    };
+    lone_token<D, decltype(load)>(p, load).store();
+}
+
 } // namespace
 
 void run_kv_store(cuda_backend *b, const kv_store_op &op) {
@@ -470,4 +542,21 @@ void run_kv_store(cuda_backend *b, const kv_store_op &op) {
         : head_dim == 128 ? store_kernel<128>
                           : store_kernel<256>;
     cuda_ok(b, launch_early(b, kernel, grid, 2 * head_dim, 0, b->group[g], op.layer, op.k, op.v));
+}
+
+bool rope_store_fits(const cuda_backend *b, const rope_op &q, const rope_op &k,
+                     const kv_store_op &store) {
+    const uint32_t g = store.group, dim = b->limits.group[g].head_dim,
+                   kv_heads = b->limits.group[g].kv_heads;
+    return b->step.lone && b->plan[g].stores == STORE_FAST && (dim == 64 || dim == 128) &&
+           store.k == k.x && k.heads == kv_heads && k.head_dim == dim && k.n == dim / 2 &&
+           q.heads % kv_heads == 0;
+}
+
+void run_rope_store(cuda_backend *b, const rope_op &q, const rope_op &k, const kv_store_op &store) {
+    const uint32_t g = store.group;
+    const dim3 grid(b->plan[g].blocks[COUNT_STORE], k.heads, 2 + q.heads / k.heads);
+    void (*kernel)(step_group, uint32_t, rope_op, rope_op, const float *) =
+        k.head_dim == 64 ? rope_store_kernel<64> : rope_store_kernel<128>;
+    cuda_ok(b, launch_early(b, kernel, grid, 32, 0, b->group[g], store.layer, q, k, store.v));
 }

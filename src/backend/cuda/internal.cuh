@@ -198,6 +198,7 @@ struct step_plan {
     uint32_t rows, n_seqs; // at most
     uint32_t groups;       // the model's layer groups; 0: the step has no pages
     bool has_states;
+    bool lone;    // no sequence has more than one row
     size_t bytes; // that the copy moves, from the start of the tables
     table_caps caps[BACKEND_GROUPS_MAX];
     step_group group[BACKEND_GROUPS_MAX];

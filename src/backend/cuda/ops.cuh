@@ -172,6 +172,11 @@ void run_embed(cuda_backend *b, const embed_op &op);
 void run_rms_norm(cuda_backend *b, const rms_norm_op &op);
 void run_rope_table(cuda_backend *b, const rope_table_op &op);
 void run_kv_store(cuda_backend *b, const kv_store_op &op);
+// encode.cu: two ropes of the same angles and the store of what the second has turned, as one
+// launch; where that is possible.
+bool rope_store_fits(const cuda_backend *b, const rope_op &q, const rope_op &k,
+                     const kv_store_op &store);
+void run_rope_store(cuda_backend *b, const rope_op &q, const rope_op &k, const kv_store_op &store);
 void run_attention(cuda_backend *b, const attention_op &op);
 void run_gate_mul(cuda_backend *b, const gate_mul_op &op);
 void run_add(cuda_backend *b, const add_op &op);

@@ -11,7 +11,7 @@
 //                  else:                        one copy of tables and arrays, then the launches
 //
 //     records:  ... rms_norm  matmul  rope  rope  kv_store  attention  matmul  add ...
-//     launches:    [norm+round product][rope   ][store   ][attention][round product+add] ...
+//     launches:    [norm+round product][rope, store       ][attention][round product+add] ...
 //
 // A step is like an earlier one if its plan (step.cu: sizes of tables and launches) and all its
 // records are the same bytes: then everything that a kernel of it gets is the same, but for what
@@ -82,6 +82,11 @@ static uint32_t run_some(cuda_backend *b, const op_record *r, uint32_t n) {
         return 1 + run_product(b, r + 1, n - 1, {nullptr, &r->gate_mul, nullptr, nullptr});
     if (r->kind == OP_rope) {
         const bool two = n > 1 && r[1].kind == OP_rope && same_angles(r->rope, r[1].rope);
+        if (two && n > 2 && r[2].kind == OP_kv_store &&
+            rope_store_fits(b, r->rope, r[1].rope, r[2].kv_store)) {
+            run_rope_store(b, r->rope, r[1].rope, r[2].kv_store);
+            return 3;
+        }
         run_rope(b, r->rope, two ? &r[1].rope : nullptr);
         return two ? 2 : 1;
     }

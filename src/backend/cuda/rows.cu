@@ -18,6 +18,7 @@
 #include "backend/cuda/gate.cuh"
 #include "backend/cuda/internal.cuh"
 #include "backend/cuda/norm.cuh"
+#include "backend/cuda/rope.cuh"
 
 namespace {
 
@@ -152,8 +153,9 @@ __global__ void __launch_bounds__(BLOCK) rope_kernel(const rope_args args) {
         const uint32_t i = lane + j * WARP;
         if (i < r.n) {
             const float c = r.cos_in[table + i], s = r.sin_in[table + i];
-            head[i] = fmaf(a[j], c, -(b[j] * s));
-            head[i + r.n] = fmaf(a[j], s, b[j] * c);
+            const turned_pair turned = turn_pair(a[j], b[j], c, s);
+            head[i] = turned.a;
+            head[i + r.n] = turned.b;
         }
     }
 }

@@ -662,6 +662,8 @@ static void plan_step(const cuda_backend *b, const batch *batch, uint32_t groups
     memset(step, 0, sizeof *step);
     step->groups = groups;
     step->has_states = batch->states != nullptr;
+    step->lone = std::all_of(batch->seqs, batch->seqs + batch->n_seqs,
+                             [](const batch_seq &s) { return s.rows <= 1; });
     step->rows = batch->rows;
     step->n_seqs = in_bucket ? std::min(b->limits.seqs, bucket(batch->n_seqs)) : batch->n_seqs;
     for (uint32_t g = 0; g < groups; g++) {

@@ -31,6 +31,7 @@ struct model {
     const struct backend_weight *weights[WEIGHTS_MAX][MATRICES];
     uint32_t n_weights; /* layer i has weights[i % n_weights] */
     uint32_t dim;       /* heads * head_dim: inputs and outputs of W */
+    bool adjacent;      /* the rope's pairs */
     float scale;
     uint32_t pos[ROWS_MAX];                                      /* of the rows; host memory */
     const float *embedded;                                       /* device: what x begins as */
@@ -140,8 +141,8 @@ static void enqueue_attention(const struct model *m, const struct batch *batch, 
     const float *const no_bias[MATMULS_MAX] = {NULL};
     op_rms_norm(device, m->x, NULL, rows, m->dim, 1e-5f, m->h);
     op_matmul(device, m->h, rows, w + W_Q, no_bias, (float *[]){m->q, m->k, m->v}, 3);
-    op_rope(device, m->q, rows, s->heads, s->head_dim, m->cos, m->sin, half, true);
-    op_rope(device, m->k, rows, s->kv_heads, s->head_dim, m->cos, m->sin, half, true);
+    op_rope(device, m->q, rows, s->heads, s->head_dim, m->cos, m->sin, half, m->adjacent);
+    op_rope(device, m->k, rows, s->kv_heads, s->head_dim, m->cos, m->sin, half, m->adjacent);
     op_kv_store(device, batch, batch->views, layer, m->k, m->v);
     op_attention(device, batch, batch->views, layer, m->q, &args, m->attended);
     op_matmul(device, m->attended, rows, w + W_O, no_bias, (float *[]){m->h}, 1);
@@ -233,8 +234,8 @@ static void batch_other(struct own_batch *b, const struct scene *s) {
 
 /* What a step leaves behind; of plain(). */
 struct outcome {
-    const uint8_t *y, *arena;
-    size_t y_bytes;
+    const uint8_t *y, *k, *arena; /* k: of the last layer, turned */
+    size_t y_bytes, k_bytes;
 };
 
 /* Arena and output as they were before any step: a step that writes nothing shows. */
@@ -247,12 +248,17 @@ static void reset(const struct model *m) {
 }
 
 static struct outcome outcome_of(const struct model *m, const struct batch *batch) {
-    size_t bytes = (size_t)batch->rows * m->dim * sizeof *m->y;
+    const size_t bytes = (size_t)batch->rows * m->dim * sizeof *m->y,
+                 k_bytes = bytes / m->scene.heads * m->scene.kv_heads;
     kvasir_error err = {0};
     uint8_t *arena = plain(m->scene.arena_bytes);
     must(backend_arena_read(device, m->scene.arena, 0, arena, m->scene.arena_bytes, &err), &err,
          "arena_read");
-    return (struct outcome){.y = from_device(m->y, bytes), .arena = arena, .y_bytes = bytes};
+    return (struct outcome){.y = from_device(m->y, bytes),
+                            .k = from_device(m->k, k_bytes),
+                            .arena = arena,
+                            .y_bytes = bytes,
+                            .k_bytes = k_bytes};
 }
 
 static struct outcome run(struct model *m, const struct batch *batch) {
@@ -272,6 +278,8 @@ static void check_same(const struct model *m, const struct outcome *got, const s
                        const char *what) {
     size_t n = differing(got->y, want->y, want->y_bytes);
     check_that(n == 0, "%s: %zu of %zu bytes of the output differ", what, n, want->y_bytes);
+    n = differing(got->k, want->k, want->k_bytes);
+    check_that(n == 0, "%s: %zu of %zu bytes of K differ", what, n, want->k_bytes);
     n = differing(got->arena, want->arena, m->scene.arena_bytes);
     check_that(n == 0, "%s: %zu bytes of the arena differ", what, n);
 }
@@ -383,7 +391,8 @@ static void check_formats(const char *name, struct kv_format k, struct kv_format
                           uint32_t head_dim, bool prefill, bool halves) {
     const struct kv_format exact = {.bits = 16, .scalar = SCALAR_F16, .group = 0};
     struct model m = {
-        .scene = {.heads = 8, .kv_heads = 2, .head_dim = head_dim, .layers = quick ? 2 : 4}};
+        .scene = {.heads = 8, .kv_heads = 2, .head_dim = head_dim, .layers = quick ? 2 : 4},
+        .adjacent = head_dim == 128};
     struct scene *s = &m.scene;
     struct scene_seq seqs[] = {
         {.length = 5000, .rows = 1, .span = UINT32_MAX, .switch_at = UINT32_MAX},
@@ -419,6 +428,7 @@ void check_cuda_step(void) {
     check_errors_stick();
     if (quick)
         return;
+    check_formats("4/4", affine(4, 64), affine(4, 64), 64, false, false);
     check_formats("4/2 g32", affine(4, 32), affine(2, 32), 64, true, false);
     check_formats("bf16", exact, exact, 128, true, true);
 }
