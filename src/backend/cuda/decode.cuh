@@ -182,8 +182,9 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
             float top = MINUS_INF, o = 0, sum = 0;
 #pragma unroll
             for (int w = 0; w < WARPS; w++) {
-                const float max = w < (int)runs_here ? runs.max[w][h] : MINUS_INF;
-                const FoldFactors f = fold_factors(top, max);
+                if (w >= (int)runs_here)
+                    break; // a block of one run does not load the code of the others
+                const FoldFactors f = fold_factors(top, runs.max[w][h]);
                 if (f.seen) {
                     o = fold_seen(f, o, outputs[w * pitch + e]);
                     sum = fold_seen(f, sum, runs.sum[w][h]);
@@ -304,7 +305,7 @@ __device__ __forceinline__ Ring start_rings(const step_group &g, const Work &wor
         __syncthreads();
         for (int w = 0; w < work.active; w++) {
             Ring shared = ring_of<Ring>(g, work, seen, rings, bars, w);
-            shared.start(warp, WARPS);
+            shared.template start<1>(warp, WARPS);
             if (w == warp)
                 ring = shared;
         }
