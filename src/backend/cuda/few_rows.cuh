@@ -52,20 +52,25 @@ struct run_place {
 // Where a tile of the launch is. Gated: tiles of both matrices in turn, which a block makes one
 // after the other.
 struct tile_place {
-    const product_part &part;
-    uint32_t tile; // of the part
+    uint32_t part, tile, side; // tile: of the part; side: 1 for a gated launch's second matrix
 };
-__device__ __forceinline__ const product_part &part_of_tile(const product_args &a, uint32_t tile) {
-    uint32_t i = 0;
-    while (i + 1 < a.parts && tile >= a.part[i + 1].first)
-        i++;
-    return a.part[i];
+// The parts, in shared memory: a kernel's arguments, if they are read with an index that the
+// compiler does not know, come from device memory, 500 cycles away.
+using few_parts = product_part[MATMULS_MAX];
+__device__ __forceinline__ void parts_copy(const product_args &a, few_parts &parts) {
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (uint32_t i = 0; i < MATMULS_MAX; i++)
+            parts[i] = a.part[i];
+    }
+    __syncthreads();
 }
-__device__ __forceinline__ tile_place place_of_tile(const product_args &a, uint32_t tile) {
+__device__ __forceinline__ tile_place place_of_tile(const product_args &a, const few_parts &parts,
+                                                    uint32_t tile) {
     if (a.gated)
-        return {a.part[tile % 2], tile / 2};
-    const product_part &p = part_of_tile(a, tile);
-    return {p, tile - p.first};
+        return {tile % 2, tile / 2, tile % 2};
+    const uint32_t part = part_of_tile(a, tile);
+    return {part, tile - parts[part].first, 0};
 }
 __device__ __forceinline__ uint32_t first_tile(const product_args &a) {
     return a.gated ? 2 * blockIdx.x : blockIdx.x;
@@ -83,38 +88,43 @@ __device__ __forceinline__ run_place next_run(const product_args &a, run_place p
     return p;
 }
 
-// One group of copies; an empty one after the last run.
+// What a lane copies into a slot: of the run's pairs, and of its quads one of `scales` and `biases`
+// or, if these are NULL, none.
+struct slot_fill {
+    const uint4 *codes, *scales, *biases;
+    uint32_t pairs; // 0: the launch has no more runs
+    template <class F>
+    __device__ __forceinline__ void copy_pair(run_slot<F> &slot, uint32_t pair) const {
+        if (pair < pairs)
+            copy_16(smem_at(&slot.codes[pair][threadIdx.x % 32]), codes + pair * COLUMN_TILES * 32);
+    }
+    // One group of copies with those before it.
+    template <class F> __device__ __forceinline__ void copy_scales(run_slot<F> &slot) const {
+        const uint32_t lane = threadIdx.x % 32;
+        if (scales)
+            copy_16(smem_at(&slot.scales[0][lane]), scales);
+        if (F::BIASED && biases)
+            copy_16(smem_at(&slot.biases[0][lane]), biases);
+        copies_end();
+    }
+};
 template <class F>
-__device__ __forceinline__ void fill_slot(const product_args &a, run_place p, uint32_t tiles,
-                                          run_slot<F> &slot) {
-    const uint32_t lane = threadIdx.x % 32;
+__device__ __forceinline__ slot_fill fill_at(const product_args &a, const few_parts &parts,
+                                             run_place p, uint32_t tiles) {
+    const uint32_t lane = threadIdx.x % 32, quad = p.run * F::QUADS + lane / 8;
+    slot_fill fill = {};
     if (p.tile < tiles) {
-        const tile_place place = place_of_tile(a, p.tile);
-        const weight_view &v = place.part.w;
-        const uint32_t pairs = min((uint32_t)RUN_PAIRS, v.pairs - p.run * RUN_PAIRS);
-        const uint4 *codes =
-            (const uint4 *)v.codes + halves_codes(v, place.tile, p.run * RUN_PAIRS) + lane;
-        const uint32_t to = smem_at(&slot.codes[0][lane]);
-        const auto copy = [&](uint32_t i) {
-            copy_16(to + i * 512, codes + i * (COLUMN_TILES * 32));
-        };
-        if (pairs == RUN_PAIRS) {
-#pragma unroll
-            for (uint32_t i = 0; i < RUN_PAIRS; i++)
-                copy(i);
-        } else {
-            for (uint32_t i = 0; i < pairs; i++)
-                copy(i);
-        }
-        const uint32_t quad = lane / 8;
-        if (quad < F::QUADS && p.run * F::QUADS + quad < v.quads) {
-            const size_t at = halves_scalars(v, place.tile, p.run * F::QUADS + quad) + lane % 8;
-            copy_16(smem_at(&slot.scales[0][lane]), (const uint4 *)v.scales + at);
-            if (F::BIASED)
-                copy_16(smem_at(&slot.biases[0][lane]), (const uint4 *)v.biases + at);
+        const tile_place place = place_of_tile(a, parts, p.tile);
+        const weight_view &v = parts[place.part].w;
+        fill.pairs = min((uint32_t)RUN_PAIRS, v.pairs - p.run * RUN_PAIRS);
+        fill.codes = (const uint4 *)v.codes + halves_codes(v, place.tile, p.run * RUN_PAIRS) + lane;
+        if (lane / 8 < F::QUADS && quad < v.quads) {
+            const size_t at = halves_scalars(v, place.tile, quad) + lane % 8;
+            fill.scales = (const uint4 *)v.scales + at;
+            fill.biases = (const uint4 *)v.biases + at;
         }
     }
-    copies_end();
+    return fill;
 }
 
 // ---- inputs ----------------------------------------------------------------------------------
@@ -137,84 +147,140 @@ constexpr uint32_t few_input_bytes(uint32_t pairs, uint32_t rows) {
     return rows * (pairs * PAIR * 2 + (pairs + RUN_PAIRS - 1) / RUN_PAIRS * 4);
 }
 
-// The runs that this warp multiplies, of all rows. four_of(row, of_row(row), i): four inputs.
-// keep(row, i, of those): where they are to be written.
-template <class Row, class From, class Keep>
-__device__ __forceinline__ void round_runs(const few_inputs &in, const weight_view &v, Row of_row,
-                                           From four_of, Keep keep) {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    for (uint32_t run = warp; run * RUN_PAIRS < v.pairs; run += warps)
-        for (uint32_t row = 0; row < in.rows; row++) {
-            const float known = of_row(row);
-            const half_run x = round_half_run(
-                fours_of_run(v.k, run),
-                [&](uint32_t four) { return four_of(row, known, run * RUN + four * 4); },
-                [&](uint32_t four, float4 y) { keep(row, run * RUN + four * 4, y); });
-            if (lane == 0)
-                in.units[run * in.rows + row] = x.unit;
+// A lane's fours of a run.
+struct run_values {
+    float4 at[RUN_FOURS];
+};
+template <class Four>
+__device__ __forceinline__ run_values values_of_run(const weight_view &v, uint32_t run,
+                                                    Four four_at) {
+    const uint32_t lane = threadIdx.x % 32;
+    run_values x = {};
+    if (run * RUN_PAIRS < v.pairs)
 #pragma unroll
-            for (uint32_t j = 0; j < RUN / 4 / 32; j++) {
-                const uint32_t four = j * 32 + lane, pair = run * RUN_PAIRS + four / 16;
-                if (pair < v.pairs)
-                    ((uint2 *)in.halves)[few_words(pair, in.rows, row, four)] = x.words[j];
-            }
-        }
-    __syncwarp();
+        for (uint32_t j = 0; j < RUN_FOURS; j++)
+            x.at[j] = four_at(run * RUN + min(j * 32 + lane, fours_of_run(v.k, run) - 1) * 4);
+    return x;
 }
 
-// Sums of squares as norm_inverse_block has them, of all rows: chains of 32 in `part`.
+// Rounds a run of a row, for the warp that multiplies it. keep(i, of those): where inputs from `i`
+// on are to be written.
+template <class Keep>
+__device__ __forceinline__ void round_run(const few_inputs &in, const weight_view &v, uint32_t row,
+                                          uint32_t run, const run_values &x, Keep keep) {
+    const uint32_t lane = threadIdx.x % 32;
+    const half_run h = round_half_run(
+        fours_of_run(v.k, run), [&](uint32_t j, uint32_t) { return x.at[j]; },
+        [&](uint32_t four, float4 y) { keep(run * RUN + four * 4, y); });
+    if (lane == 0)
+        in.units[run * in.rows + row] = h.unit;
+#pragma unroll
+    for (uint32_t j = 0; j < RUN_FOURS; j++) {
+        const uint32_t four = j * 32 + lane, pair = run * RUN_PAIRS + four / 16;
+        if (pair < v.pairs)
+            ((uint2 *)in.halves)[few_words(pair, in.rows, row, four)] = h.words[j];
+    }
+}
+
+// Sums of squares as norm_inverse_block has them, of all rows: chains of 32 in `part`. A warp makes
+// two at a time.
 __device__ __forceinline__ void square_rows(const rms_norm_op &norm, uint32_t rows,
                                             float (*part)[NORM_THREADS / WARP]) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const uint32_t chains = norm.dim <= NORM_WARP_DIMS ? 1 : NORM_THREADS / WARP;
-    for (uint32_t i = warp; i < rows * chains; i += warps) {
-        const uint32_t row = i / chains, chain = i % chains;
-        const float *x = norm.x + (size_t)row * norm.dim;
-        const float sum = chains == 1
-                              ? norm_squares<WARP>(x, norm.dim, lane)
-                              : norm_squares<NORM_THREADS>(x, norm.dim, chain * WARP + lane);
-        if (lane == 0)
-            part[row][chain] = sum;
+    for (uint32_t i = warp; i < rows * chains; i += 2 * warps) {
+        const uint32_t last = min(i + warps, rows * chains - 1), // or the last one again
+            row[2] = {i / chains, last / chains}, chain[2] = {i % chains, last % chains};
+        const float *const x[2] = {norm.x + (size_t)row[0] * norm.dim,
+                                   norm.x + (size_t)row[1] * norm.dim};
+        const uint32_t first[2] = {chain[0] * WARP + lane, chain[1] * WARP + lane};
+        float sum[2];
+        if (chains == 1)
+            norm_squares<WARP, 2>(x, norm.dim, first, sum);
+        else
+            norm_squares<NORM_THREADS, 2>(x, norm.dim, first, sum);
+        if (lane == 0) {
+            part[row[0]][chain[0]] = sum[0];
+            part[row[1]][chain[1]] = sum[1];
+        }
     }
     __syncthreads();
 }
 
 // Inputs from scratch, from memory, or from rms_norm's operands, whose result the first block
-// writes as well.
+// writes as well. before(v): what is read before the wait for the kernel that makes x. A warp
+// rounds the runs that it multiplies.
 struct few_rounded {
     few_inputs in;
 };
 struct few_rows_of {
     packed_rows rows;
-    __device__ __forceinline__ void round(const few_inputs &in, const weight_view &v) const {
-        round_runs(
-            in, v, [](uint32_t) { return 0.0f; },
-            [&](uint32_t row, float, uint32_t i) { return rows.four_at(row, i); },
-            [](uint32_t, uint32_t, float4) {});
+    struct nothing {};
+    __device__ __forceinline__ nothing before(const weight_view &) const { return {}; }
+    // The next run is read before one is rounded.
+    __device__ __forceinline__ void round(const few_inputs &in, const weight_view &v,
+                                          const nothing &) const {
+        const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32;
+        for (uint32_t row = 0; row < in.rows; row++) {
+            const auto values = [&](uint32_t run) {
+                return values_of_run(v, run, [&](uint32_t at) { return rows.four_at(row, at); });
+            };
+            run_values next = values(warp);
+#pragma unroll 1
+            for (uint32_t run = warp; run * RUN_PAIRS < v.pairs; run += warps) {
+                const run_values x = next;
+                next = values(run + warps);
+                round_run(in, v, row, run, x, [](uint32_t, float4) {});
+            }
+        }
+        __syncwarp();
     }
 };
 struct few_norms {
     rms_norm_op norm;
-    __device__ __forceinline__ void round(const few_inputs &in, const weight_view &v) const {
+    // The gains of the warp's first run, which for short rows is its only one.
+    __device__ __forceinline__ run_values before(const weight_view &v) const {
+        return values_of_run(v, threadIdx.x / 32, [&](uint32_t i) { return gain_four(norm, i); });
+    }
+    __device__ __forceinline__ run_values row_values(const weight_view &v, uint32_t row,
+                                                     uint32_t run) const {
+        return values_of_run(
+            v, run, [&](uint32_t i) { return *(const float4 *)(norm.x + (size_t)row * v.k + i); });
+    }
+    // x is read for the sums and for the rounding at the same time.
+    __device__ __forceinline__ void round(const few_inputs &in, const weight_view &v,
+                                          const run_values &first_gains) const {
         __shared__ float part[OWN_ROWS][NORM_THREADS / WARP];
+        const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32;
+        run_values first_x[OWN_ROWS];
+#pragma unroll
+        for (uint32_t row = 0; row < in.rows; row++)
+            first_x[row] = row_values(v, row, warp);
         square_rows(norm, in.rows, part);
         const bool one = norm.dim <= NORM_WARP_DIMS;
-        round_runs(
-            in, v,
-            [&](uint32_t row) {
-                float sum = one ? part[row][0] : 0;
 #pragma unroll
-                for (uint32_t c = 0; c < NORM_THREADS / WARP; c++)
-                    sum = one ? sum : sum + part[row][c];
-                return norm_inverse(norm, sum);
-            },
-            [&](uint32_t row, float inverse, uint32_t i) {
-                return norm_four(norm, norm.x + (size_t)row * v.k, inverse, i);
-            },
-            [&](uint32_t row, uint32_t i, float4 y) {
-                if (blockIdx.x == 0)
-                    *(float4 *)(norm.y + (size_t)row * v.k + i) = y;
-            });
+        for (uint32_t row = 0; row < in.rows; row++) {
+            float sum = one ? part[row][0] : 0;
+#pragma unroll
+            for (uint32_t c = 0; c < NORM_THREADS / WARP; c++)
+                sum = one ? sum : sum + part[row][c];
+            const float inverse = norm_inverse(norm, sum);
+            run_values x = first_x[row], gains = first_gains;
+            for (uint32_t run = warp; run * RUN_PAIRS < v.pairs; run += warps) {
+                if (run != warp) {
+                    x = row_values(v, row, run);
+                    gains = values_of_run(v, run, [&](uint32_t i) { return gain_four(norm, i); });
+                }
+#pragma unroll
+                for (uint32_t j = 0; j < RUN_FOURS; j++)
+                    x.at[j] = norm_four(x.at[j], inverse, gains.at[j]);
+                round_run(in, v, row, run, x, [&](uint32_t i, float4 y) {
+                    if (blockIdx.x == 0)
+                        *(float4 *)(norm.y + (size_t)row * v.k + i) = y;
+                });
+            }
+        }
+        __syncwarp();
     }
 };
 
@@ -224,132 +290,231 @@ struct few_norms {
 // than columns, column c has row c % ROWS.
 template <int ROWS> using few_sums = float[(ROWS + FEW_ROWS - 1) / FEW_ROWS][4];
 
-// The first `pairs` pairs of a run out of its slot. x: of this lane's first column.
-template <class F, int ROWS, bool ALL>
-__device__ __forceinline__ void add_slot(const uint4 *x, uint32_t pairs, const run_slot<F> &slot,
+// A lane's inputs of a pair, of column tile c.
+struct pair_inputs {
+    uint4 x[2];
+};
+template <int ROWS>
+__device__ __forceinline__ pair_inputs inputs_of_pair(const few_inputs &in, uint32_t pair,
+                                                      uint32_t c) {
+    const uint32_t lane = threadIdx.x % 32, column = lane / 4 % ROWS, q = lane % 4;
+    const uint4 *at = in.halves + ((size_t)pair * ROWS + c * FEW_ROWS + column) * 8 + q * 2;
+    return {at[0], at[1]};
+}
+// Where a run's inputs are read: in shared memory or, if a warp multiplies one run alone, of every
+// tile, in registers, which saves a third of the accesses to shared memory.
+template <int ROWS> struct shared_run {
+    const few_inputs &in;
+    __device__ __forceinline__ shared_run(const few_inputs &inputs, uint32_t) : in(inputs) {}
+    __device__ __forceinline__ pair_inputs of(uint32_t run, uint32_t pair, uint32_t c) const {
+        return inputs_of_pair<ROWS>(in, run * RUN_PAIRS + pair, c);
+    }
+};
+template <int ROWS> struct own_run {
+    const few_inputs &in;
+    pair_inputs pairs[RUN_PAIRS]; // of a whole run
+    __device__ __forceinline__ own_run(const few_inputs &inputs, uint32_t in_row) : in(inputs) {
+        const uint32_t first = threadIdx.x / 32 * RUN_PAIRS;
+#pragma unroll
+        for (uint32_t p = 0; p < RUN_PAIRS; p++)
+            pairs[p] = inputs_of_pair<ROWS>(in, min(first + p, in_row - 1), 0);
+    }
+    __device__ __forceinline__ pair_inputs of(uint32_t, uint32_t pair, uint32_t) const {
+        return pairs[pair];
+    }
+};
+
+// A pair of codes, of those of a run.
+template <class F, int ROWS, class Inputs>
+__device__ __forceinline__ void add_pair(const Inputs &inputs, uint32_t run, uint32_t pair,
+                                         uint4 codes, const run_slot<F> &slot,
                                          few_sums<ROWS> &sums) {
-    const uint32_t lane = threadIdx.x % 32, r = lane / 4;
-    const auto scalar = [&](const uint4(*of)[8], uint32_t g) {
-        return ((const uint32_t *)&of[g / 4][r])[g % 4];
+    const uint32_t r = threadIdx.x % 32 / 4;
+    const auto scalar = [&](const uint4(&of)[F::QUADS][8], uint32_t h) {
+        const uint32_t g = (pair * 2 + h) * BLOCK / F::GROUP_SIZE;
+        return ((const uint32_t *)&of[0][r])[(g & ~3u) * 8 + (g & 3u)];
     };
+    uint32_t w[4][4];
+    weights_of_pair<F>(
+        codes, [&](uint32_t h) { return scalar(slot.scales, h); },
+        [&](uint32_t h) {
+            if constexpr (F::BIASED)
+                return scalar(slot.biases, h);
+            else
+                return 0u;
+        },
+        w);
 #pragma unroll
-    for (uint32_t p = 0; p < RUN_PAIRS; p++) {
-        if (!ALL && p >= pairs)
-            break;
-        uint32_t w[4][4];
-        const auto group = [&](uint32_t h) { return (p * 2 + h) * BLOCK / F::GROUP_SIZE; };
-        weights_of_pair<F>(
-            slot.codes[p][lane], [&](uint32_t h) { return scalar(slot.scales, group(h)); },
-            [&](uint32_t h) { return F::BIASED ? scalar(slot.biases, group(h)) : 0; }, w);
-#pragma unroll
-        for (uint32_t c = 0; c < sizeof sums / sizeof *sums; c++) {
-            const uint4 *at = x + (p * ROWS + c * FEW_ROWS) * 8;
-            const uint4 x0 = at[0], x1 = at[1];
-            mma_half<false>(sums[c], w[0], x0.x, x0.y);
-            mma_half<false>(sums[c], w[1], x0.z, x0.w);
-            mma_half<false>(sums[c], w[2], x1.x, x1.y);
-            mma_half<false>(sums[c], w[3], x1.z, x1.w);
-        }
+    for (uint32_t c = 0; c < sizeof sums / sizeof *sums; c++) {
+        const pair_inputs at = inputs.of(run, pair, c);
+        mma_half<false>(sums[c], w[0], at.x[0].x, at.x[0].y);
+        mma_half<false>(sums[c], w[1], at.x[0].z, at.x[0].w);
+        mma_half<false>(sums[c], w[2], at.x[1].x, at.x[1].y);
+        mma_half<false>(sums[c], w[3], at.x[1].z, at.x[1].w);
     }
 }
-template <class F, int ROWS>
-__device__ __forceinline__ void add_run(const weight_view &v, const few_inputs &in, uint32_t run,
-                                        const run_slot<F> &slot, few_sums<ROWS> &sums) {
-    const uint32_t column = threadIdx.x % 32 / 4 % ROWS, q = threadIdx.x % 4;
-    const uint32_t pairs = min((uint32_t)RUN_PAIRS, v.pairs - run * RUN_PAIRS);
-    const uint4 *x = in.halves + ((size_t)run * RUN_PAIRS * ROWS + column) * 8 + q * 2;
-    if (pairs == RUN_PAIRS)
-        add_slot<F, ROWS, true>(x, pairs, slot, sums);
-    else
-        add_slot<F, ROWS, false>(x, pairs, slot, sums);
+// A run out of its slot, in which the pairs of `next` take their places. A pair is read before the
+// copy into the place of the one before it is started: the compiler keeps that order. The last run
+// of a row may be short; the code for it is small, not fast: what a step's kernels execute has to
+// fit into the cache of instructions together, or each begins by waiting for its own.
+template <class F, int ROWS, class Inputs>
+__device__ __forceinline__ void add_run(const weight_view &v, const Inputs &inputs, uint32_t run,
+                                        run_slot<F> &slot, const slot_fill &next,
+                                        few_sums<ROWS> &sums) {
+    const uint32_t lane = threadIdx.x % 32,
+                   pairs = min((uint32_t)RUN_PAIRS, v.pairs - run * RUN_PAIRS);
+    if (pairs == RUN_PAIRS) {
+        uint4 codes = slot.codes[0][lane];
+#pragma unroll
+        for (uint32_t p = 0; p < RUN_PAIRS; p++) {
+            add_pair<F, ROWS>(inputs, run, p, codes, slot, sums);
+            if (p + 1 < RUN_PAIRS)
+                codes = slot.codes[p + 1][lane];
+            next.copy_pair(slot, p);
+        }
+    } else {
+        const shared_run<ROWS> all(inputs.in, v.pairs);
+#pragma unroll 1
+        for (uint32_t p = 0; p < pairs; p++)
+            add_pair<F, ROWS>(all, run, p, slot.codes[p][lane], slot, sums);
+#pragma unroll 1
+        for (uint32_t p = 0; p < RUN_PAIRS; p++)
+            next.copy_pair(slot, p);
+    }
+}
+
+// A run's sums, to where they are added to those of others.
+template <int ROWS>
+__device__ __forceinline__ void keep_sums(const few_sums<ROWS> &sums, const few_inputs &in,
+                                          uint32_t run, float (&part)[ROWS * PART_STRIDE]) {
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (uint32_t i = 0; i < 2 * (sizeof sums / sizeof *sums); i++) {
+        const uint32_t row = i / 2 * FEW_ROWS + lane % 4 * 2 + i % 2;
+        if (row >= ROWS)
+            continue;
+        const float unit = in.units[run * ROWS + row];
+        float *to = &part[row * PART_STRIDE + lane / 4];
+        to[0] = sum_of_run(sums[i / 2][i % 2], unit);
+        to[8] = sum_of_run(sums[i / 2][2 + i % 2], unit);
+    }
+}
+
+// What a thread needs for its outputs of a tile: it has output threadIdx.x % TILE_OUTPUTS of every
+// row that it has. Read before the tile is multiplied, or the block would wait for memory after it.
+struct tile_ends {
+    float unit, bias, before; // before: what is added to y of the first of its rows
+};
+__device__ __forceinline__ tile_ends ends_of_tile(const product_args &a, const few_parts &parts,
+                                                  const tile_place &place) {
+    const product_part &p = parts[place.part];
+    const uint32_t j = place.tile * TILE_OUTPUTS + threadIdx.x % TILE_OUTPUTS,
+                   row = threadIdx.x / TILE_OUTPUTS;
+    tile_ends e = {0, 0, 0};
+    if (row < a.rows && j < p.w.n) {
+        e.unit = p.w.units[j];
+        e.bias = p.bias ? p.bias[j] : 0;
+        e.before = p.sum ? p.sum[(size_t)row * p.w.n + j] : 0;
+    }
+    return e;
 }
 
 // Adds the sums of `count` runs; they begin and end those of an output. Each thread has its own
-// outputs, here and in `total`, where those of a gate stay until the other factor is there.
+// outputs, here and in `total`, where a gate's output stays until the other factor is there.
 template <int ROWS>
-__device__ __forceinline__ void add_runs(const product_args &a, const tile_place &place,
-                                         uint32_t count, bool begins, bool ends,
-                                         const float (&part)[WARPS_MAX][ROWS * PART_STRIDE],
-                                         float (&total)[2][ROWS * TILE_OUTPUTS]) {
-    const product_part &p = place.part;
-    const uint32_t side = a.gated && &p == &a.part[1];
-    for (uint32_t i = threadIdx.x; i < a.rows * TILE_OUTPUTS; i += blockDim.x) {
-        const uint32_t row = i / TILE_OUTPUTS, output = i % TILE_OUTPUTS;
-        const uint32_t j = place.tile * TILE_OUTPUTS + output;
-        if (j >= p.w.n)
-            continue;
-        float sum = begins ? 0 : total[side][i];
-        for (uint32_t run = 0; run < count; run++)
-            sum += part[run][row * PART_STRIDE + output];
-        total[side][i] = sum;
-        const size_t at = (size_t)row * p.w.n + j;
-        if (ends && (!a.gated || p.y != a.gated))
-            put_output(p, at, j, sum_of_runs(sum));
-        if (ends && side)
-            a.gated[at] = gate_value(a.gate, output_of(a.part[0], j, sum_of_runs(total[0][i])),
-                                     output_of(p, j, sum_of_runs(sum)));
+__device__ __forceinline__ void
+add_runs(const product_args &a, const few_parts &parts, const tile_place &place, const tile_ends &e,
+         uint32_t count, bool begins, bool ends, const float (&part)[WARPS_MAX][ROWS * PART_STRIDE],
+         float (&total)[2][ROWS * TILE_OUTPUTS]) {
+    const product_part &p = parts[place.part];
+    const uint32_t j = place.tile * TILE_OUTPUTS + threadIdx.x % TILE_OUTPUTS;
+    for (uint32_t i = threadIdx.x; i < a.rows * TILE_OUTPUTS && j < p.w.n; i += blockDim.x) {
+        const uint32_t row = i / TILE_OUTPUTS;
+        float y = begins ? 0 : total[place.side][i];
+#pragma unroll
+        for (uint32_t run = 0; run < WARPS_MAX; run++)
+            if (run < count)
+                y += part[run][row * PART_STRIDE + i % TILE_OUTPUTS];
+        if (ends) {
+            const size_t at = (size_t)row * p.w.n + j;
+            y = sum_of_runs(y) * e.unit;
+            y = p.bias ? y + e.bias : y;
+            if (!a.gated || p.y != a.gated)
+                p.y[at] = y;
+            if (p.sum)
+                p.sum[at] = fmaf(p.sum_scale, y, i < blockDim.x ? e.before : p.sum[at]);
+            if (place.side)
+                a.gated[at] = gate_value(a.gate, total[0][i], y);
+        }
+        total[place.side][i] = y;
     }
 }
 
-// a.rows is ROWS, or at most that where they come from scratch. grid: blocks that take the launch's
-// tiles in turn.
-template <class F, class From, int ROWS>
+// a.rows is ROWS, or at most that where they come from scratch. OWN: a tile has no more runs than
+// the block has warps. grid: blocks that take the launch's tiles in turn.
+template <class F, class From, int ROWS, bool OWN>
 __global__ void __launch_bounds__(WARPS_MAX * 32, 2)
     few_kernel(const __grid_constant__ product_args a, const From from, uint32_t tiles) {
     constexpr bool ROUNDED = std::is_same<From, few_rounded>::value;
     extern __shared__ __align__(16) uint8_t memory[]; // [warp][FEW_SLOTS] | halves | units
     __shared__ float part[2][WARPS_MAX][ROWS * PART_STRIDE];
     __shared__ float total[2][ROWS * TILE_OUTPUTS];
+    __shared__ few_parts parts;
     kernel_comes();
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const weight_view &shape = a.part[0].w; // k and the form are those of all parts
     const uint32_t runs = blocks_of(shape.pairs, RUN_PAIRS);
     run_slot<F> *ring = (run_slot<F> *)memory + warp * FEW_SLOTS;
+    parts_copy(a, parts);
     run_place coming = {first_tile(a), warp}, here = coming;
-    const auto fill = [&](run_slot<F> &to) {
-        fill_slot(a, coming, tiles, to);
+    const auto next_fill = [&] {
+        const slot_fill fill = fill_at<F>(a, parts, coming, tiles);
         coming = next_run(a, coming, runs, warps);
+        return fill;
     };
+#pragma unroll 1
+    for (int i = 0; i < FEW_SLOTS; i++) {
+        const slot_fill fill = next_fill();
 #pragma unroll
-    for (int i = 0; i < FEW_SLOTS; i++)
-        fill(ring[i]);
-    kernel_waits();
+        for (uint32_t pair = 0; pair < RUN_PAIRS; pair++)
+            fill.copy_pair(ring[i], pair);
+        fill.copy_scales(ring[i]);
+    }
     few_inputs in;
     if constexpr (ROUNDED) {
+        kernel_waits();
         in = from.in;
     } else {
+        const auto before = from.before(shape);
+        kernel_waits();
         in = few_inputs_at((run_slot<F> *)memory + warps * FEW_SLOTS, shape.pairs, ROWS);
-        from.round(in, shape);
+        from.round(in, shape, before);
     }
+    using inputs_at = typename std::conditional<OWN, own_run<ROWS>, shared_run<ROWS>>::type;
+    const inputs_at inputs(in, shape.pairs);
     uint32_t slot = 0, side = 0;
     for (uint32_t tile = first_tile(a); tile < tiles; tile = next_tile(a, tile)) {
-        const tile_place place = place_of_tile(a, tile);
+        const tile_place place = place_of_tile(a, parts, tile);
+        const tile_ends ends = ends_of_tile(a, parts, place);
         for (uint32_t first = 0; first < runs; first += warps, side ^= 1) {
             const uint32_t end = min(first + warps, runs);
             if (first + warp < end) {
+                const slot_fill next = next_fill();
                 copies_wait<FEW_SLOTS - 1>();
                 __syncwarp(); // scales were copied by other lanes
                 few_sums<ROWS> sums = {};
-                add_run<F, ROWS>(shape, in, here.run, ring[slot], sums);
-#pragma unroll
-                for (uint32_t i = 0; i < 2 * (sizeof sums / sizeof *sums); i++) {
-                    const uint32_t row = i / 2 * FEW_ROWS + lane % 4 * 2 + i % 2;
-                    if (row >= ROWS)
-                        continue;
-                    const float unit = in.units[here.run * ROWS + row];
-                    float *to = &part[side][warp][row * PART_STRIDE + lane / 4];
-                    to[0] = sum_of_run(sums[i / 2][i % 2], unit);
-                    to[8] = sum_of_run(sums[i / 2][2 + i % 2], unit);
-                }
+                add_run<F, ROWS>(shape, inputs, here.run, ring[slot], next, sums);
+                keep_sums<ROWS>(sums, in, here.run, part[side][warp]);
                 __syncwarp();
-                fill(ring[slot]);
+                next.copy_scales(ring[slot]);
                 slot = (slot + 1) % FEW_SLOTS;
                 here = next_run(a, here, runs, warps);
             }
             // The other side of `part` is written next: by warps that have come past the meeting
             // after this one, when this side was read.
             __syncthreads();
-            add_runs<ROWS>(a, place, end - first, first == 0, end == runs, part[side], total);
+            add_runs<ROWS>(a, parts, place, ends, end - first, first == 0, end == runs, part[side],
+                           total);
         }
     }
     copies_wait<0>();

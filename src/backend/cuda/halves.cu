@@ -37,7 +37,7 @@ __device__ __forceinline__ void put_run(const half_target &t, uint32_t row, uint
     if (lane == 0)
         t.units[((size_t)block * runs + run) * t.together + in_block] = x.unit;
 #pragma unroll
-    for (uint32_t j = 0; j < RUN / 4 / 32; j++) {
+    for (uint32_t j = 0; j < RUN_FOURS; j++) {
         const uint32_t four = j * 32 + lane, pair = run * RUN_PAIRS + four / 16;
         if (pair >= t.pairs)
             break;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(256)
     put_run(t, row, run,
             round_half_run(
                 fours_of_run(t.k, run),
-                [&](uint32_t four) { return from.four_at(row, run * RUN + four * 4); },
+                [&](uint32_t, uint32_t four) { return from.four_at(row, run * RUN + four * 4); },
                 [&](uint32_t four, float4 v) {
                     if (y)
                         *(float4 *)(y + (size_t)row * t.k + run * RUN + four * 4) = v;
@@ -81,12 +81,13 @@ __global__ void __launch_bounds__(NORM_THREADS)
     float4 *y = (float4 *)(norm.y + (size_t)row * t.k);
     const float inverse = norm_inverse_block(norm, x);
     for (uint32_t run = warp; run * RUN_PAIRS < t.pairs; run += NORM_THREADS / 32)
-        put_run(
-            t, row, run,
-            round_half_run(
-                fours_of_run(t.k, run),
-                [&](uint32_t four) { return norm_four(norm, x, inverse, run * RUN + four * 4); },
-                [&](uint32_t four, float4 v) { y[run * (RUN / 4) + four] = v; }));
+        put_run(t, row, run,
+                round_half_run(
+                    fours_of_run(t.k, run),
+                    [&](uint32_t, uint32_t four) {
+                        return norm_four(norm, x, inverse, run * RUN + four * 4);
+                    },
+                    [&](uint32_t four, float4 v) { y[run * (RUN / 4) + four] = v; }));
 }
 
 void round_rows(cuda_backend *b, const float *x, const half_target &t,
@@ -113,14 +114,14 @@ bool rounds_itself(const cuda_backend *b, const weight_view &w, uint32_t rows) {
 }
 
 // As many blocks as the device holds at a time; they take the tiles in turn. bytes: of inputs.
-template <class F, class From, int ROWS>
+template <class F, class From, int ROWS, bool OWN>
 void few_launch(cuda_backend *b, const product_args &a, const From &from, size_t bytes) {
     const product_part &last = a.part[a.parts - 1];
     const uint32_t tiles = last.first + blocks_of(last.w.n, TILE_OUTPUTS);
     const uint32_t warps = product_warps(last.w), ring = FEW_SLOTS * sizeof(run_slot<F>);
     const uint32_t blocks =
         std::min(a.gated ? tiles / 2 : tiles, 2 * b->sm_count * (WARPS_MAX / warps));
-    void (*kernel)(product_args, From, uint32_t) = few_kernel<F, From, ROWS>;
+    void (*kernel)(product_args, From, uint32_t) = few_kernel<F, From, ROWS, OWN>;
     const uint32_t most = std::min<uint32_t>(WARPS_MAX * ring + FEW_INPUT_BYTES,
                                              b->shared_per_block - FEW_FIXED_BYTES);
     if (cuda_ok(b, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -130,9 +131,15 @@ void few_launch(cuda_backend *b, const product_args &a, const From &from, size_t
 }
 template <class F, class From>
 void few_launch(cuda_backend *b, const product_args &a, const From &from) {
-    const size_t bytes = few_input_bytes(a.part[0].w.pairs, a.rows);
-    a.rows == 1 ? few_launch<F, From, 1>(b, a, from, bytes)
-                : few_launch<F, From, 2>(b, a, from, bytes);
+    const weight_view &w = a.part[0].w;
+    const size_t bytes = few_input_bytes(w.pairs, a.rows);
+    const bool own = blocks_of(w.pairs, RUN_PAIRS) <= product_warps(w);
+    if (a.rows == 1)
+        own ? few_launch<F, From, 1, true>(b, a, from, bytes)
+            : few_launch<F, From, 1, false>(b, a, from, bytes);
+    else
+        own ? few_launch<F, From, 2, true>(b, a, from, bytes)
+            : few_launch<F, From, 2, false>(b, a, from, bytes);
 }
 
 bool writes(const product_args &a, const float *p) {
@@ -157,8 +164,8 @@ void few_product(cuda_backend *b, const float *x, product_args a, matmul_neighbo
         const few_inputs in = few_inputs_at(b->act, w.pairs, rows);
         round_rows(b, x, {in.halves, in.units, a.rows, w.k, w.pairs, rows, true}, *with);
         if (cuda_works(b))
-            a.rows <= FEW_ROWS ? few_launch<F, few_rounded, FEW_ROWS>(b, a, {in}, 0)
-                               : few_launch<F, few_rounded, 2 * FEW_ROWS>(b, a, {in}, 0);
+            a.rows <= FEW_ROWS ? few_launch<F, few_rounded, FEW_ROWS, false>(b, a, {in}, 0)
+                               : few_launch<F, few_rounded, 2 * FEW_ROWS, false>(b, a, {in}, 0);
         return;
     }
     if (with->norm && (with->norm->y == with->norm->x || writes(a, with->norm->x))) {

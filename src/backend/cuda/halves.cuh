@@ -79,27 +79,27 @@ __device__ __forceinline__ void weights_of_pair(uint4 codes, Scale scale, Bias b
 
 // 512 inputs of a row, by a warp: of four j * 32 + lane, at [j], the two words of lane q = four % 4
 // for instruction four / 4 % 4 of pair four / 16.
+enum { RUN_FOURS = RUN / 4 / 32 }; // of a lane
 struct half_run {
-    uint2 words[RUN / 4 / 32];
+    uint2 words[RUN_FOURS];
     float unit; // 2^e
 };
 __device__ __forceinline__ uint32_t fours_of_run(uint32_t k, uint32_t run) {
     return min((uint32_t)RUN, k - run * RUN) / 4;
 }
-// fours: how many the run has; after them it is zeros. four_at(i): inputs 4 i, ... of the run, also
-// twice; keep(i, of those): where they are to be written, once. All are read before the first is
-// written, or each would wait for memory alone.
+// fours: how many the run has; after them it is zeros. four_at(j, i): inputs 4 i, ... of the run,
+// the lane's [j], also twice; keep(i, of those): where they are to be written, once. All are read
+// before the first is written, or each would wait for memory alone.
 template <class Four, class Keep>
 __device__ __forceinline__ half_run round_half_run(uint32_t fours, Four four_at, Keep keep) {
-    enum { FOURS = RUN / 4 / 32 };
     const uint32_t lane = threadIdx.x % 32;
-    float4 v[FOURS];
+    float4 v[RUN_FOURS];
     uint32_t most = 0;
 #pragma unroll
-    for (uint32_t j = 0; j < FOURS; j++)
-        v[j] = four_at(min(j * 32 + lane, fours - 1));
+    for (uint32_t j = 0; j < RUN_FOURS; j++)
+        v[j] = four_at(j, min(j * 32 + lane, fours - 1));
 #pragma unroll
-    for (uint32_t j = 0; j < FOURS; j++) {
+    for (uint32_t j = 0; j < RUN_FOURS; j++) {
         if (j * 32 + lane < fours)
             keep(j * 32 + lane, v[j]);
         else
@@ -110,7 +110,7 @@ __device__ __forceinline__ half_run round_half_run(uint32_t fours, Four four_at,
     half_run out;
     out.unit = u.unit;
 #pragma unroll
-    for (uint32_t j = 0; j < FOURS; j++)
+    for (uint32_t j = 0; j < RUN_FOURS; j++)
         out.words[j] = u.power == 0
                            ? make_uint2(0, 0)
                            : make_uint2(pack_half2<false>(v[j].x * u.power, v[j].y * u.power),

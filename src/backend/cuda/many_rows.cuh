@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(WM *GROUP_THREADS + 32, blocks_together<N, WM>
     using Stage = many_stage<F, N, WM>;
     kernel_comes();
     const uint32_t warp = threadIdx.x / 32, rows_at = blockIdx.x / splits;
-    const product_part &p = part_of_tile(a, blockIdx.y);
+    const product_part &p = a.part[part_of_tile(a, blockIdx.y)];
     const weight_view &w = p.w;
     const uint32_t column0 = (blockIdx.y - p.first) * Stage::COLUMNS,
                    runs = blocks_of(w.pairs, RUN_PAIRS);
@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(SUMS_VALUES / 4)
     __shared__ float turned[N][OUTPUTS + 1];
     kernel_begins();
     const uint32_t first = blockIdx.y * OUTPUTS, row = threadIdx.x * 4 % N;
-    const product_part &p = part_of_tile(a, first / tile);
+    const product_part &p = a.part[part_of_tile(a, first / tile)];
     const uint32_t runs = blocks_of(p.w.pairs, RUN_PAIRS), output0 = first - p.first * tile;
     const float4 *from = (const float4 *)(sums + ((size_t)blockIdx.x * runs * outputs + first) * N);
     float4 total = {};

@@ -12,24 +12,43 @@
 
 enum { WARP = 32, NORM_WARP_DIMS = 512, NORM_THREADS = 512 };
 
-// Eight values are read before the first is used: one after the other they would wait for memory
-// eight times. What is after the row's end counts as 0, which changes no sum.
+// Sums of N chains, each of THREADS: of x[i], from value thread[i] on. Eight values of each are
+// read before the first is used: one after the other they would wait for memory eight times. What
+// is after the row's end counts as 0, which changes no sum.
+template <uint32_t THREADS, int N>
+__device__ __forceinline__ void norm_squares(const float *const (&x)[N], uint32_t dim,
+                                             const uint32_t (&thread)[N], float (&sum)[N]) {
+    constexpr uint32_t TOGETHER = 8;
+    float v[N][TOGETHER];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        sum[i] = 0;
+    for (uint32_t first = 0; first < dim; first += TOGETHER * THREADS) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (uint32_t j = 0; j < TOGETHER; j++) {
+                const uint32_t at = first + thread[i] + j * THREADS;
+                v[i][j] = x[i][min(at, dim - 1)];
+                v[i][j] = at < dim ? v[i][j] : 0;
+            }
+#pragma unroll
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (uint32_t j = 0; j < TOGETHER; j++)
+                sum[i] = fmaf(v[i][j], v[i][j], sum[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        sum[i] = warp_sum(sum[i]);
+}
 template <uint32_t THREADS>
 __device__ __forceinline__ float norm_squares(const float *x, uint32_t dim, uint32_t thread) {
-    constexpr uint32_t TOGETHER = 8;
-    float sum = 0, v[TOGETHER];
-    for (uint32_t first = thread; first < dim; first += TOGETHER * THREADS) {
-#pragma unroll
-        for (uint32_t j = 0; j < TOGETHER; j++) {
-            const uint32_t i = first + j * THREADS;
-            v[j] = x[min(i, dim - 1)];
-            v[j] = i < dim ? v[j] : 0;
-        }
-#pragma unroll
-        for (uint32_t j = 0; j < TOGETHER; j++)
-            sum = fmaf(v[j], v[j], sum);
-    }
-    return warp_sum(sum);
+    const float *const row[1] = {x};
+    const uint32_t first[1] = {thread};
+    float sum[1];
+    norm_squares<THREADS, 1>(row, dim, first, sum);
+    return sum[0];
 }
 
 __device__ __forceinline__ float norm_inverse(const rms_norm_op &a, float squares) {

@@ -101,10 +101,15 @@ inline packed_gates gates_of(const gate_mul_op &op, uint32_t k) {
 }
 
 // norm_value of four inputs of a row whose `inverse` is known.
+__device__ __forceinline__ float4 norm_four(float4 x, float inverse, float4 gain) {
+    return make_float4(x.x * inverse * gain.x, x.y * inverse * gain.y, x.z * inverse * gain.z,
+                       x.w * inverse * gain.w);
+}
+// The gains of four inputs, from `i` on.
+__device__ __forceinline__ float4 gain_four(const rms_norm_op &norm, uint32_t i) {
+    return norm.gain ? *(const float4 *)(norm.gain + i) : make_float4(1, 1, 1, 1);
+}
 __device__ __forceinline__ float4 norm_four(const rms_norm_op &norm, const float *x, float inverse,
                                             uint32_t i) {
-    const float4 in = *(const float4 *)(x + i), ones = make_float4(1, 1, 1, 1);
-    const float4 gain = norm.gain ? *(const float4 *)(norm.gain + i) : ones;
-    return make_float4(in.x * inverse * gain.x, in.y * inverse * gain.y, in.z * inverse * gain.z,
-                       in.w * inverse * gain.w);
+    return norm_four(*(const float4 *)(x + i), inverse, gain_four(norm, i));
 }

@@ -215,6 +215,15 @@ struct product_args {
     uint32_t per_row;
 };
 
+// The part of a tile of the launch.
+__device__ __forceinline__ uint32_t part_of_tile(const product_args &a, uint32_t tile) {
+    uint32_t i = 0;
+#pragma unroll
+    for (uint32_t j = 1; j < MATMULS_MAX; j++)
+        i += j < a.parts && tile >= a.part[j].first;
+    return i;
+}
+
 // Matrices among which items choose (product_chosen): all of one form and shape.
 struct chosen_products {
     weight_view shape;        // the first one
