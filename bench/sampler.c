@@ -16,6 +16,7 @@
 #include "bench.h"
 
 #include "engine/sampler.h"
+#include "util/topology.h"
 
 enum { GROUPS = 25, PICKS = 20, ROWS = 8, LIKELY = 48, STEP_ROWS = 64, LANES = 8 };
 
@@ -90,7 +91,9 @@ static void measure_step(uint32_t vocab, const float *logits) {
     struct thread_pool *pool;
     kvasir_sampling o = kvasir_sampling_defaults();
     double ms[2][GROUPS], gain[GROUPS];
-    const int threads = cpu_count();
+    struct topology machine;
+    topology_read(&machine);
+    const int threads = topology_threads(&machine);
     const size_t n[2] = {1, threads < LANES ? (size_t)threads : LANES};
     o.temp = 0.8f;
     o.top_p = 0.95f;

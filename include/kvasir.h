@@ -157,7 +157,7 @@ typedef struct kvasir_context_options {
     /* Snapshots of recurrent layers and exact tails are kept every so many tokens (whole pages);
      * 0: none. In an engine they are what prefix hits need, and 0 means every 1024. */
     uint32_t snapshot_tokens;
-    int threads;            /* 0: one per core */
+    int threads;            /* 0: one per physical core, at most the control groups' quota */
     const char *cpu_tier;   /* "auto", or ref, avx2, avx512, avx512vnni, amx, neon, neondot */
     int act_bits;           /* 8 or 16: rounding of activations in quantized matmuls */
     const char *device;     /* "cpu", "cuda", "cuda:N"; "auto": a GPU if there is one */
@@ -200,7 +200,8 @@ KVASIR_API void kvasir_context_destroy(kvasir_context *ctx); /* after its sequen
     X(BALANCED)        /* source; keys of tile formats are balanced with their queries */          \
     X(NOT_BALANCED)    /* keys of tile formats are rotated: there is no calibration */             \
     X(RUNNING_LOWERED) /* max_running as requested, as it is */                                    \
-    X(LADDER)          /* kv_bits "auto": its rungs, bytes of a token in r8,4, at the floor */
+    X(LADDER)          /* kv_bits "auto": its rungs, bytes of a token in r8,4, at the floor */     \
+    X(THREADS)         /* threads was 0: threads, physical cores, CPUs, 100 x quota of CPUs or 0 */
 typedef enum kvasir_fact_kind {
 #define KVASIR_FACT_ENUM(name) KVASIR_FACT_##name,
     KVASIR_FACT_MAP(KVASIR_FACT_ENUM)

@@ -50,8 +50,7 @@ static const struct option OPTIONS[] = {
     LOAD_OPTIONS(struct bench_args, load),
     {.name = "--file", .alias = "-f", .value = "TEXT", .kind = OPTION_TEXT, ROW(file),
      .help = "the text for -m; - is standard input"},
-    {.name = "--threads", .value = "N", .kind = OPTION_INT, ROW(threads), .shown = "one per core",
-     .max = 1024, .help = "number of threads that run the model"},
+    THREADS_OPTION(struct bench_args, threads),
     {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "print the results as one JSON "
                                                                "object"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),

@@ -24,8 +24,7 @@ static const struct option OPTIONS[] = {
      .shown = "next to the model, where auto finds it", .help = "calibration file to write"},
     {.name = "--tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(tokens),
      .initial = "512", .min = 128, .max = 8192, .help = "run the first N tokens of the text"},
-    {.name = "--threads", .value = "N", .kind = OPTION_INT, ROW(threads), .shown = "one per core",
-     .max = 1024, .help = "number of threads"},
+    THREADS_OPTION(struct calibrate_args, threads),
     {.name = "--cpu-tier", .value = "TIER", .kind = OPTION_TEXT, ROW(cpu_tier), .initial = "auto",
      .help = "highest instruction set to use: auto, ref, avx2, avx512, avx512vnni, amx, neon, "
              "neondot"},

@@ -43,6 +43,7 @@
 #include "files/safetensors.h"
 #include "hub/hub.h"
 #include "lab/lab.h"
+#include "thread_count.h"
 #include "util/bytes.h"
 #include "util/json.h"
 #include "util/near.h"
@@ -140,6 +141,7 @@ struct option {
     bool required;
     const char *instead; /* a flag that may be given in place of a required one; NULL */
     bool number_too;     /* a text that may be a whole number in a --config file */
+    bool auto_too;       /* a number that may be "auto", which is 0 */
 };
 
 enum { OPTIONS_MAX = 128 };
@@ -279,9 +281,7 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .offset = offsetof(type, context.device),                                                     \
      .help = "what to compute on: cpu, cuda or cuda:N (a GPU; needs a build with CUDA), or auto: " \
              "a GPU if there is one, else the CPU"},                                               \
-    {.name = "--threads", .value = "N", .kind = OPTION_INT, .max = 1024,                           \
-     .offset = offsetof(type, context.threads), .shown = "one per core",                           \
-     .help = "number of threads"},                                                                 \
+    THREADS_OPTION(type, context.threads),                                                         \
     {.name = "--cpu-tier", .value = "TIER", .kind = OPTION_TEXT,                                   \
      .offset = offsetof(type, context.cpu_tier),                                                   \
      .help = "highest instruction set to use: auto, ref, avx2, avx512, avx512vnni, amx, neon, "    \

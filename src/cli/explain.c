@@ -88,7 +88,7 @@ int model_unchanged(const struct command *c, const kvasir_model *model, int code
 /* ---- facts ----------------------------------------------------------------------------------- */
 
 /* {0} is n[0] and so on, {0:b} as bytes, {0:c} the name of a source of key centres, {1/2} a
- * quotient. */
+ * quotient, {0:t} threads and why. */
 static const char *const SENTENCES[] = {
     [KVASIR_FACT_LAYERS_EXACT] = "warning: --kv-bits leaves {0} layer(s) at f16: no group "
                                  "size fits their heads of {1} values",
@@ -125,6 +125,7 @@ static const char *const SENTENCES[] = {
     [KVASIR_FACT_NOT_BALANCED] = "keys are rotated, not balanced: tile formats then have 2 to 25 "
                                  "times the KL divergence; --key-centre auto, or a file of `kvasir "
                                  "calibrate`, balances them",
+    [KVASIR_FACT_THREADS] = "threads: {0:t}",
     [KVASIR_FACT_RUNNING_LOWERED] = "--max-num-seqs {0} is lowered to {1}",
 };
 static const char *const CENTRE_SOURCES[] = {
@@ -149,6 +150,8 @@ static void write_fact(FILE *to, const kvasir_fact *f) {
         const uint64_t n = f->n[p[1] - '0'];
         if (p[2] == ':' && p[3] == 'b')
             fputs(human_bytes((double)n, bytes), to);
+        else if (p[2] == ':' && p[3] == 't')
+            write_threads(to, f->n);
         else if (p[2] == ':')
             fputs(CENTRE_SOURCES[n], to);
         else if (p[2] == '/')
@@ -230,10 +233,7 @@ void print_sampling_line(const kvasir_sampling *s, bool recommended) {
 static void warn_excess(const kvasir_context_info *i) {
     const uint64_t memory = memory_machine_bytes();
     char budget[24], all[24];
-    if (i->threads > cpu_count())
-        fprintf(stderr,
-                "note:   warning: %d threads on %d core%s: more than one per core is slower\n",
-                i->threads, cpu_count(), cpu_count() == 1 ? "" : "s");
+    warn_threads(i->threads);
     if (memory && i->cache_bytes > memory)
         fprintf(stderr,
                 "note:   warning: the cache's budget of %s is more than the machine's memory "

@@ -84,6 +84,9 @@ static int print_text(const kvasir_model *m, const kvasir_model_info *i) {
         printf("context     %u tokens trained\n", i->ctx_train);
     if (i->window)
         printf("window      %u tokens\n", i->window);
+    fputs("threads     ", stdout);
+    write_machine_threads(stdout);
+    fputs("\n", stdout);
     print_formats(m, i);
     return finish_output(&COMMAND);
 }
@@ -134,6 +137,7 @@ static int print_json(const kvasir_model *m, const kvasir_model_info *i) {
     for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++)
         put_whole(o, numbers[k].key, numbers[k].value);
     json_object_set_new(o, "has_chat_template", json_boolean(text.has_chat_template));
+    put_machine_threads(o);
     json_object_set_new(o, "kv_formats", formats_json(m));
     return json_print(&COMMAND, o);
 }

@@ -33,7 +33,7 @@ static int out_of_range(const struct command *c, const struct option *o, const c
 static int read_whole(const struct command *c, const struct option *o, const char *flag,
                       const char *text, void *args) {
     bool negative = *text == '-';
-    const char *digits = text + negative;
+    const char *digits = o->auto_too && strcmp(text, "auto") == 0 ? "0" : text + negative;
     if (*digits == 0 || strspn(digits, "0123456789") != strlen(digits))
         return bad_number(c, o, flag, text);
     errno = 0;

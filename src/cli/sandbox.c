@@ -140,10 +140,11 @@ static const struct need {
     const char *paths[PATHS_MAX]; /* more of them */
     const struct call *calls;     /* while the server runs; NULL: none */
 } NEEDS[SANDBOX_FEATURES] = {
-    /* free memory at the start; resident memory, from a file that stays open */
+    /* free memory and CPUs at the start; resident memory, from a file that stays open */
     [SANDBOX_ALWAYS] = {.rights = READ, .calls = RUNNING,
                         .paths = {"/proc/meminfo", "/proc/self/cgroup", "/proc/self/statm",
-                                  "/sys/fs/cgroup"}},
+                                  "/sys/fs/cgroup", "/sys/devices/system/cpu",
+                                  "/sys/devices/system/node"}},
     [SANDBOX_MODEL] = {MODEL, READ | LIST, {NULL}, NULL},
     [SANDBOX_MODELS] = {MODEL, READ | LIST, {NULL}, LOADING},
     [SANDBOX_KEY_CENTRE] = {ITSELF, READ, {NULL}, NULL},

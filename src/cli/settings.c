@@ -134,7 +134,7 @@ static const char *wanted_type(const struct option *o) {
     case OPTION_BYTES:
         return "a number or a string with a unit";
     default:
-        return "a number";
+        return o->auto_too ? "a number or \"auto\"" : "a number";
     }
 }
 
@@ -148,7 +148,7 @@ static const char *text_of(struct reader *r, const struct option *o, const json_
     const bool number = o->kind == OPTION_U32 || o->kind == OPTION_I32 || o->kind == OPTION_INT ||
                         o->kind == OPTION_U64 || o->kind == OPTION_FLOAT;
     const bool whole = json_is_integer(value) && o->number_too;
-    if (json_is_string(value) && !number && o->kind != OPTION_FLAG)
+    if (json_is_string(value) && (!number || o->auto_too) && o->kind != OPTION_FLAG)
         return json_string_value(value);
     if (whole || (json_is_number(value) && (number || o->kind == OPTION_BYTES)) ||
         (json_is_object(value) && o->kind == OPTION_JSON)) {

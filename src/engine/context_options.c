@@ -6,6 +6,7 @@
 
 #include "engine/engine.h"
 #include "engine/struct_size.h"
+#include "util/topology.h"
 
 /* Used if the checkpoint states no context length. */
 enum { CTX_DEFAULT = 4096 };
@@ -280,6 +281,14 @@ kvasir_status options_backend(const kvasir_context_options *o, struct backend_cp
     return parse_tier(o->cpu_tier, &out->tier, err);
 }
 
+/* Adds the fact of how many threads the backend has chosen. */
+static void tell_threads(const struct backend_info *device, struct settled *s) {
+    struct topology t;
+    topology_read(&t);
+    settled_fact(s, KVASIR_FACT_THREADS, device->workers, (uint64_t)t.cores, (uint64_t)t.cpus,
+                 (uint64_t)(t.quota * 100));
+}
+
 kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_options *o,
                              const struct backend_info *device, struct settled *s,
                              kvasir_error *err) {
@@ -311,5 +320,7 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     if (!s->visible) /* a longer one is the same */
         s->cache.exact_tail = min_u32(s->cache.exact_tail, s->ctx);
     find_unused(m, o, s);
+    if (!o->threads && strcmp(device->kind, "cpu") == 0)
+        tell_threads(device, s);
     return KVASIR_OK;
 }

@@ -29,6 +29,7 @@
 #include <xxhash.h>
 
 #include "engine/engine.h"
+#include "util/topology.h"
 
 enum { BLOCK_BYTES = 8 << 20, THREADS_MAX = 16, LINES_MAX = 64, CACHE_BYTES_MAX = 4 << 20 };
 enum { KEY_DIGITS = 32, SUM_DIGITS = 16 };
@@ -98,7 +99,9 @@ static void hash_block(void *ctx, size_t item, int worker) {
 static kvasir_status hash_blocks(struct blocks *b, identity_progress_fn *progress, void *user,
                                  kvasir_error *err) {
     struct thread_pool *pool;
-    const int cores = cpu_count(), threads = cores < THREADS_MAX ? cores : THREADS_MAX;
+    struct topology machine;
+    topology_read(&machine);
+    const int threads = (int)min_u32((uint32_t)topology_threads(&machine), THREADS_MAX);
     const size_t at_a_time = 4 * (size_t)threads;
     TRY(thread_pool_create(&pool, threads, err));
     uint64_t done = 0;

@@ -15,7 +15,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "util/util.h"
+#include "util/topology.h"
 
 enum { THREADS_MAX = 5, LARGE_NICE = 12, SMALL = 64 << 10 };
 
@@ -78,7 +78,9 @@ struct work_pool *work_pool_create(void) {
     struct work_pool *p = calloc(1, sizeof *p);
     if (!p)
         return NULL;
-    const uint32_t large = min_u32(max_u32((uint32_t)cpu_count() / 4, 1), THREADS_MAX - 1);
+    struct topology machine;
+    topology_read(&machine);
+    const uint32_t large = min_u32(max_u32((uint32_t)machine.cpus / 4, 1), THREADS_MAX - 1);
     pthread_mutex_init(&p->mutex, NULL);
     pthread_cond_init(&p->added, NULL);
     for (int i = 0; i < 2; i++)

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Facts about the machine: clock, cores, available memory, instruction sets. */
-#define _GNU_SOURCE
-#include <sched.h>
+/* Facts about the machine: clock, available memory, instruction sets. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,20 +7,13 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "util/cgroup.h"
 #include "util/util.h"
 
 double clock_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-int cpu_count(void) {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0)
-        return 1;
-    int n = CPU_COUNT(&set);
-    return n > 0 ? n : 1;
 }
 
 /* The number after `key` in a file of "key value" lines, or the file's first number if key is NULL.
@@ -56,7 +47,7 @@ static bool read_number(const char *path, const char *key, uint64_t *out) {
  * UINT64_MAX if it sets no limit. */
 static uint64_t group_left(const char *folder, const char *limit_name, const char *used_name,
                            const char *file_key) {
-    char path[4096 + 64];
+    char path[2 * 4096 + 64];
     uint64_t limit, used, file = 0;
     snprintf(path, sizeof path, "%s/%s", folder, limit_name);
     if (!read_number(path, NULL, &limit))
@@ -70,37 +61,18 @@ static uint64_t group_left(const char *folder, const char *limit_name, const cha
     return limit > used ? limit - used : 0;
 }
 
-/* The process's own path in the v2 hierarchy ("0::/a/b" in /proc/self/cgroup); "" at its root. */
-static void own_group(char *path, size_t size) {
-    path[0] = 0;
-    FILE *f = fopen("/proc/self/cgroup", "re");
-    char line[4096];
-    while (f && fgets(line, sizeof line, f)) {
-        if (strncmp(line, "0::/", 4) != 0)
-            continue;
-        line[strcspn(line, "\n")] = 0;
-        snprintf(path, size, "%s", strcmp(line + 3, "/") == 0 ? "" : line + 3);
-    }
-    if (f)
-        fclose(f);
+static void group_left_v2(void *ctx, const char *folder) {
+    uint64_t *left = ctx, here;
+    here = group_left(folder, "memory.max", "memory.current", "inactive_file ");
+    *left = here < *left ? here : *left;
 }
 
-/* The tightest limit from the process's own group up to the root (v2; inside a container the mount
- * point is the group), or the limit of v1. */
+/* The tightest limit of the process's groups (v2), or the limit of v1. */
 static uint64_t cgroup_left(void) {
-    char own[4096], folder[4096 + 32];
-    own_group(own, sizeof own);
     uint64_t left = group_left("/sys/fs/cgroup/memory", "memory.limit_in_bytes",
                                "memory.usage_in_bytes", "total_inactive_file ");
-    for (;;) {
-        snprintf(folder, sizeof folder, "/sys/fs/cgroup%s", own);
-        uint64_t here = group_left(folder, "memory.max", "memory.current", "inactive_file ");
-        left = here < left ? here : left;
-        char *slash = strrchr(own, '/');
-        if (!slash)
-            return left;
-        *slash = 0;
-    }
+    cgroup_each("", group_left_v2, &left);
+    return left;
 }
 
 uint64_t memory_available_bytes(void) {

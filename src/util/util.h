@@ -223,7 +223,6 @@ void folder_abandon(struct folder_writer *w); /* nothing after a commit */
 /* ---- clock, machine (machine.c) -------------------------------------------------------------- */
 
 double clock_seconds(void); /* monotonic */
-int cpu_count(void);        /* cores this process may run on */
 /* Memory that is still available: the smaller of MemAvailable and what the cgroup allows. 0 if
  * unknown. */
 uint64_t memory_available_bytes(void);

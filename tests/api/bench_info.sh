@@ -40,8 +40,9 @@ good info "$tiny"
 grep -q '^KV cache' out || die "info: no table"
 good info "$tiny" --json
 python3 - <<'PY' || die "info --json"
-import json
+import json, os
 o = json.load(open("out"))
+assert 1 <= o["threads"] <= o["cores"] <= o["cpus"] == len(os.sched_getaffinity(0)), o
 assert o["arch"] == "llama" and o["layers"] == 4 and o["kv_heads"] == 2 and o["head_dim"] == 64, o
 f = {(k["kv_bits"], k["kv_group_size"]): k for k in o["kv_formats"]}
 values = 4 * 2 * 64 * 2

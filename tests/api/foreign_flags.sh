@@ -40,7 +40,7 @@ s '--jinja: takes no value' -m x --jinja=1
 # ---- more than there is --------------------------------------------------------------------------
 
 good serve -m "$tiny" --cache-memory-mb 1000000 --threads 500 --dry-run
-grep -q '^note:   warning: 500 threads on [0-9]* cores*: more than one' err || die "threads"
+grep -q '^note:   warning: 500 threads on [0-9]* CPUs*: more than one' err || die "threads"
 grep -q "^note:   warning: the cache's budget of 976.6 GiB is more than" err || die "memory"
 
 # ---- vLLM ----------------------------------------------------------------------------------------

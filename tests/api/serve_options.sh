@@ -67,6 +67,14 @@ is kv_format 'K 6 g64, V 6 g64' file
 KVASIR_KV_BITS=5 plan --config config.json
 is kv_format 'K 5 g64, V 5 g64' 'variable over file'
 is ctx 1024 'the rest of the file'
+is threads 1 'a number of threads in the file'
+plan
+auto=$(json threads)
+echo '{"threads": "auto"}' >threads.json
+plan --config threads.json
+is threads "$auto" '"auto" in the file'
+plan --threads 3 --threads auto
+is threads "$auto" '--threads auto'
 KVASIR_KV_BITS=5 plan --config config.json --kv-bits 3
 is kv_format 'K 3 g64, V 3 g64' 'command line over both'
 KVASIR_CONFIG=config.json KVASIR_MAX_MODEL_LEN=2048 plan

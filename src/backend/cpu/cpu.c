@@ -12,6 +12,7 @@
 
 #include "backend/cpu/attention.h"
 #include "backend/host.h"
+#include "util/topology.h"
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -478,12 +479,14 @@ kvasir_status backend_cpu_create(struct backend **out, const struct backend_cpu_
                           opt->act_bits);
     if (opt->threads < 0 || opt->threads > 1024)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "context.threads",
-                          "%d is not between 0 (one per core) and 1024", opt->threads);
+                          "%d is not between 0 (auto) and 1024", opt->threads);
+    struct topology machine;
     struct cpu_backend *b = mem_calloc(1, sizeof *b);
     if (!b)
         return fail(err, KVASIR_ERR_MEMORY, "backend: out of memory");
     b->base.ops = &CPU_OPS;
-    b->threads = opt->threads ? opt->threads : cpu_count();
+    topology_read(&machine);
+    b->threads = opt->threads ? opt->threads : topology_threads(&machine);
     b->act_bits = opt->act_bits;
     kernels_select(&b->kernels, opt->tier);
     kvasir_status status = thread_pool_create(&b->pool, b->threads, err);

@@ -6,7 +6,7 @@
 #include "backend/backend.h"
 
 struct backend_cpu_options {
-    int threads;        /* 0: one per core */
+    int threads;        /* 0: topology_threads() */
     enum cpu_tier tier; /* at most this one; CPU_TIER_COUNT: the best this machine has */
     /* 8 or 16: planes that activations are rounded to before a product with quantized weights */
     int act_bits;
