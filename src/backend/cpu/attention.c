@@ -8,9 +8,10 @@
  *
  *   whole   a block that costs little is one item, with all its splits (prompts: there are many)
  *   cut     an item is some consecutive splits of a block; their partial results are stored and
- *           merged afterwards (decoding: one block a head, many splits)
+ *           merged by the worker that finishes the block's last item (decoding: one block a head,
+ *           many splits)
  *
- * Both give the same bits, because splits are merged in the same order.
+ * Both give the same bits, because splits are merged in the same order, whoever merges them.
  *
  * No buffer here grows with the context: scores are those of one split, and partial results are
  * merged in waves.
@@ -43,14 +44,16 @@ bool attention_init(struct cpu_backend *b) {
     const size_t rows = b->limits.rows, dim = b->limits.head_dim;
     b->partials = mem_alloc_aligned(PARTIAL_ROWS * sizeof *b->partials);
     b->partial_out = mem_alloc_aligned(PARTIAL_ROWS * dim * sizeof *b->partial_out);
+    b->finished = mem_calloc(PARTIAL_ROWS, sizeof *b->finished);
     b->plans = mem_alloc(rows * sizeof *b->plans);
     b->page_keys = mem_alloc(rows * sizeof *b->page_keys);
-    return b->partials && b->partial_out && b->plans && b->page_keys;
+    return b->partials && b->partial_out && b->finished && b->plans && b->page_keys;
 }
 
 void attention_deinit(struct cpu_backend *b) {
     mem_free(b->partials);
     mem_free(b->partial_out);
+    mem_free(b->finished);
     mem_free(b->plans);
     mem_free(b->page_keys);
 }
@@ -261,18 +264,15 @@ static void make_plans(struct attention_job *j) {
 
 /* ---- items ----------------------------------------------------------------------------------- */
 
-/* Splits [first, end) of a block. */
+/* Splits [first, end) of a plan's block; none of a short sequence in a late wave. */
 struct item {
     const struct block_plan *plan;
-    struct query_block block;
-    uint32_t first, end;
+    uint32_t head, first, end;
 };
 
-/* False if there is no such item, or nothing of it in this wave. */
-static bool find_item(const struct attention_job *j, size_t index, struct item *out) {
+static void find_item(const struct attention_job *j, size_t index, struct item *out) {
     uint32_t first = 0, end = j->n_plans;
-    if (index >= j->items)
-        return false;
+    ASSERT(index < j->items);
     while (end - first > 1) {
         const uint32_t middle = first + (end - first) / 2;
         if (j->b->plans[middle].first_item <= index)
@@ -291,10 +291,7 @@ static bool find_item(const struct attention_job *j, size_t index, struct item *
         out->first = j->wave_first + part * each;
         out->end = min_u32(min_u32(out->first + each, j->wave_first + wave), p->splits);
     }
-    if (out->first >= out->end)
-        return false;
-    plan_block(j, p, n / p->items, &out->block);
-    return true;
+    out->head = n / p->items;
 }
 
 /* Where the partial results of a split are, or of the merged ones (slot 0). */
@@ -311,28 +308,33 @@ static void merge_start(struct partial *all, uint32_t rows) {
 /* The first split of the item that the worker most likely takes next. */
 static void find_next(const struct attention_job *j, size_t index, struct split *out) {
     struct item next;
+    struct query_block block;
     out->n = 0;
-    if (find_item(j, index, &next))
-        query_block_find_split(j, &next.block, next.first, out);
+    if (index >= j->items)
+        return;
+    find_item(j, index, &next);
+    if (next.first >= next.end)
+        return;
+    plan_block(j, next.plan, next.head, &block);
+    query_block_find_split(j, &block, next.first, out);
 }
 
-static void attention_item(void *ctx, size_t index, int worker) {
-    const struct attention_job *j = ctx;
+/* Attends to an item's splits. */
+static void attend(const struct attention_job *j, size_t index, const struct item *item,
+                   struct worker_scratch *s) {
     struct cpu_backend *b = j->b;
-    struct worker_scratch *s = &b->scratch[worker];
-    struct item item;
-    if (!find_item(j, index, &item))
-        return;
-    const struct query_block *block = &item.block;
-    const bool whole = item.plan->items == 1;
+    const bool whole = item->plan->items == 1;
+    struct query_block own;
+    const struct query_block *block = &own;
+    plan_block(j, item->plan, item->head, &own);
     query_block_pack(j, block, s);
     if (whole)
         merge_start(s->all, block->rows);
-    query_block_find_split(j, block, item.first, &s->visited[0]);
-    for (uint32_t i = item.first; i < item.end; i++) {
-        struct split *now = &s->visited[(i - item.first) % 2],
-                     *next = &s->visited[(i - item.first + 1) % 2];
-        if (i + 1 < item.end)
+    query_block_find_split(j, block, item->first, &s->visited[0]);
+    for (uint32_t i = item->first; i < item->end; i++) {
+        struct split *now = &s->visited[(i - item->first) % 2],
+                     *next = &s->visited[(i - item->first + 1) % 2];
+        if (i + 1 < item->end)
             query_block_find_split(j, block, i + 1, next);
         else
             find_next(j, index + 1, next);
@@ -340,7 +342,7 @@ static void attention_item(void *ctx, size_t index, int worker) {
             query_block_attend(j, block, now, next, s, s->split, s->split_out);
             query_block_merge(s->all, s->all_out, s->split, s->split_out, block->rows, j->head_dim);
         } else {
-            const size_t at = partial_at(j, item.plan, block->head, 1 + i - j->wave_first);
+            const size_t at = partial_at(j, item->plan, block->head, 1 + i - j->wave_first);
             query_block_attend(j, block, now, next, s, b->partials + at,
                                b->partial_out + at * j->head_dim);
         }
@@ -349,13 +351,10 @@ static void attention_item(void *ctx, size_t index, int worker) {
         query_block_finish(j, block, s->all, s->all_out);
 }
 
-static void merge_item(void *ctx, size_t index, int worker) {
-    (void)worker;
-    const struct attention_job *j = ctx;
-    const struct block_plan *p = &j->b->plans[index / j->kv_heads];
-    const uint32_t head = (uint32_t)(index % j->kv_heads);
+/* Merges a cut block's splits of this wave with those of earlier ones. */
+static void merge_block(const struct attention_job *j, const struct block_plan *p, uint32_t head) {
     const size_t dim = j->head_dim, all = partial_at(j, p, head, 0);
-    if (p->items == 1 || j->wave_first >= p->splits)
+    if (j->wave_first >= p->splits)
         return;
     const uint32_t n = min_u32(j->wave_splits, p->splits - j->wave_first);
     if (j->wave_first == 0)
@@ -370,6 +369,26 @@ static void merge_item(void *ctx, size_t index, int worker) {
     struct query_block block;
     plan_block(j, p, head, &block);
     query_block_finish(j, &block, j->b->partials + all, j->b->partial_out + all * dim);
+}
+
+/* Whether this is the last of a block's items to end. It acquires what the others have released:
+ * their partial results. */
+static bool is_last(const struct attention_job *j, const struct item *item) {
+    atomic_uint *finished = &j->b->finished[partial_at(j, item->plan, item->head, 0)];
+    if (atomic_fetch_add_explicit(finished, 1, memory_order_acq_rel) + 1 < item->plan->items)
+        return false;
+    atomic_store_explicit(finished, 0, memory_order_relaxed); /* for the next wave or layer */
+    return true;
+}
+
+static void attention_item(void *ctx, size_t index, int worker) {
+    const struct attention_job *j = ctx;
+    struct item item;
+    find_item(j, index, &item);
+    if (item.first < item.end)
+        attend(j, index, &item, &j->b->scratch[worker]);
+    if (item.plan->items > 1 && is_last(j, &item))
+        merge_block(j, item.plan, item.head);
 }
 
 void cpu_attention(struct backend *base, const struct batch *batch, const struct kv_view *views,
@@ -396,9 +415,6 @@ void cpu_attention(struct backend *base, const struct batch *batch, const struct
     make_plans(&j);
     do {
         thread_pool_run(b->pool, j.items, attention_item, &j);
-        if (!j.cut)
-            return;
-        thread_pool_run(b->pool, (size_t)j.n_plans * j.kv_heads, merge_item, &j);
         j.wave_first += j.wave_splits;
-    } while (j.wave_first < j.splits);
+    } while (j.cut && j.wave_first < j.splits);
 }

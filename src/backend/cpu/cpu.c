@@ -226,15 +226,17 @@ static void cpu_step_begin(struct backend *b, const struct batch *batch, uint32_
 
 /* ---- loops over rows ------------------------------------------------------------------------- */
 
-/* A row of these operations takes well under a microsecond. A worker gets this many at a time, so
- * that a decode step of a few rows wakes no other thread. */
-enum { ROWS_PER_ITEM = 8 };
+/* A row of these operations takes well under a microsecond. A worker gets this many at a time, or
+ * more short ones that have so many values, so that a decode step of a few rows, or of a few rows'
+ * heads, wakes no other thread. */
+enum { ROWS_PER_ITEM = 8, VALUES_PER_ITEM = 8192 };
 
 struct row_job {
     const struct cpu_backend *b;
     const float *x, *y;
     float *out;
     uint32_t rows, dim;
+    uint32_t item_rows; /* 0: ROWS_PER_ITEM */
     union {
         struct {
             const float *gain;
@@ -271,14 +273,15 @@ struct row_job {
 static void rows_item(void *ctx, size_t item, int worker) {
     (void)worker;
     const struct row_job *j = ctx;
-    uint32_t first = (uint32_t)item * ROWS_PER_ITEM, end = first + ROWS_PER_ITEM;
+    uint32_t first = (uint32_t)item * j->item_rows, end = first + j->item_rows;
     for (uint32_t r = first; r < end && r < j->rows; r++)
         j->row(j, r);
 }
 
 static void run_rows(struct cpu_backend *b, struct row_job *j) {
     j->b = b;
-    thread_pool_run(b->pool, (j->rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM, rows_item, j);
+    j->item_rows = j->item_rows ? j->item_rows : ROWS_PER_ITEM;
+    thread_pool_run(b->pool, (j->rows + j->item_rows - 1) / j->item_rows, rows_item, j);
 }
 
 static void embed_row(const struct row_job *j, uint32_t r) {
@@ -303,8 +306,13 @@ static void norm_row(const struct row_job *j, uint32_t r) {
 static void cpu_rms_norm(struct backend *base, const float *x, const float *gain, uint32_t rows,
                          uint32_t dim, float eps, float *y) {
     struct cpu_backend *b = cpu_of(base);
-    struct row_job j = {
-        .x = x, .out = y, .rows = rows, .dim = dim, .norm = {gain, eps}, .row = norm_row};
+    struct row_job j = {.x = x,
+                        .out = y,
+                        .rows = rows,
+                        .dim = dim,
+                        .item_rows = max_u32(ROWS_PER_ITEM, VALUES_PER_ITEM / dim),
+                        .norm = {gain, eps},
+                        .row = norm_row};
     run_rows(b, &j);
 }
 

@@ -3,6 +3,8 @@
 #ifndef KVASIR_CPU_INTERNAL_H
 #define KVASIR_CPU_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/kernels.h"
 
@@ -104,6 +106,7 @@ struct cpu_backend {
     struct worker_scratch *scratch; /* [threads] */
     struct partial *partials;       /* [PARTIAL_ROWS] of split attention */
     float *partial_out;             /* [PARTIAL_ROWS][head_dim] */
+    atomic_uint *finished;          /* [PARTIAL_ROWS]: at a cut block's first row, ended items */
     struct block_plan *plans;       /* [limits.rows]: the blocks of a step (attention.c) */
     struct page_key *page_keys;     /* [limits.rows] */
     uint32_t *first_pages;          /* [limits.rows + 1] (kv_store.c) */
