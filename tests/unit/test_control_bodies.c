@@ -3,13 +3,13 @@
  * chat routes, texts of a user, a system prompt, a tool and its result that name all control tokens
  * give the control tokens of a body without such names. How much longer this takes is printed. */
 #include <dirent.h>
-#include <time.h>
 
 #include "api/anthropic.h"
 #include "api/openai.h"
 #include "markers.h"
 
 #include "api_checks.h"
+#include "cpu_time.h"
 
 #define MARK "\xc2\xa7" /* before each name, so that no text begins with one */
 
@@ -216,10 +216,10 @@ static void test_templates(void **state) {
 static double seconds_of(json_t *value, const char *who) {
     struct api_request r;
     json_object_set_new(value, "control_tokens", json_string(who));
-    const double start = clock_seconds();
+    const double start = cpu_seconds();
     if (!read_body(value, false, &r))
         fail_msg("%s", err.text);
-    const double seconds = clock_seconds() - start;
+    const double seconds = cpu_seconds() - start;
     api_request_free(&r);
     return seconds;
 }

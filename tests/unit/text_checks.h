@@ -12,12 +12,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "text/text.h"
 #include "util/utf8.h"
 
 #include <cmocka.h> /* after util.h, which defines a macro `fail` */
+
+#include "cpu_time.h"
 
 enum { MEGABYTE = 1 << 20 };
 
@@ -131,13 +132,6 @@ static inline void check_round_trip(const struct tokenizer *t, const char *text,
 }
 
 /* ---- time ------------------------------------------------------------------------------------ */
-
-/* Processor time: the machine may be busy with other things. */
-static inline double cpu_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 /* The bound is for normal builds; code under a sanitizer runs up to ten times slower. */
 #ifndef __has_feature
