@@ -64,10 +64,6 @@ uint16_t f32_to_f16(float f) {
     return (uint16_t)(sign | kept);
 }
 
-float bf16_to_f32(uint16_t h) {
-    return float_of((uint32_t)h << 16);
-}
-
 uint16_t f32_to_bf16(float f) {
     uint32_t u = bits_of(f);
     if ((u & 0x7fffffffu) > 0x7f800000u)

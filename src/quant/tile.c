@@ -90,9 +90,9 @@ static size_t locate(const struct tile_layout *l, unsigned bits, uint32_t token,
     DEBUG_ASSERT(token < TILE_TOKENS && dim < l->head_dim);
     uint32_t r = l->kind == TILE_K ? dim : token;
     uint32_t lane = l->kind == TILE_K ? token : dim;
-    uint32_t rows_per_byte = 8 / bits, row = r / 4;
-    *bit = bits * (row % rows_per_byte);
-    return (size_t)(row / rows_per_byte) * 4 * l->lanes + lane * 4 + r % 4;
+    uint32_t before = r / 4 * bits; /* of the same lane and r % 4 */
+    *bit = before % 8;
+    return (size_t)(before / 8) * 4 * l->lanes + lane * 4 + r % 4;
 }
 
 /* Index of element (token, dim) of an exact tile. */
