@@ -16,14 +16,13 @@
  *
  * Half of the r8,4 worlds have "auto": rows are those of plain runs, which have room, until a page
  * that they may have seen has fewer bits.
- *
  * Most programs have tiers below the tree, which all programs of a world share and which return
  * wrong things (sim_tiers.h). With --unchecked they are believed: the control, which must fail.
  *
  * A program that fails, even by an assert or a bad address, is shrunk: the test starts itself again
  * with --shrink and removes operations as long as the program still fails, each try in a child.
  *
- *     sim_engine [--programs=N] [--seed=N] [--unchecked]
+ *     sim_engine [--programs=N] [--from=K] [--seed=N] [--unchecked]
  *     sim_engine --seed=N --program=K [--shrink]     one program of one world
  */
 #include <stdio.h>
@@ -776,6 +775,8 @@ int main(int argc, char **argv) {
             from = strtoul(argv[i] + 10, NULL, 10);
             programs = 1;
         }
+        if (strncmp(argv[i], "--from=", 7) == 0)
+            from = strtoul(argv[i] + 7, NULL, 10);
         small |= strcmp(argv[i], "--shrink") == 0;
         sim_tiers_unchecked |= strcmp(argv[i], "--unchecked") == 0;
     }
