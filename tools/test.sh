@@ -53,11 +53,13 @@ under_tsan() { # COMMAND
     TSAN_OPTIONS=halt_on_error=1 "${fixed[@]}" "$@"
 }
 
-run_asan() { # OUT KERNELS
+run_asan() { # TARGET OUT KERNELS
     stage "address and undefined behaviour sanitizers"
-    build asan -DKVASIR_SANITIZE_KERNELS="$2" -DKVASIR_KERNELS_FROM="$kernels_from"
+    cmake --preset asan -DKVASIR_SANITIZE_KERNELS="$3" \
+        -DKVASIR_KERNELS_FROM="$kernels_from" >/dev/null
+    cmake --build build-asan --target "$1"
     under_asan ctest --test-dir build-asan --output-on-failure --no-label-summary \
-        -j $level -LE "$1"
+        -j $level -LE "$2"
 }
 
 # With -L only the programs labelled threads are built and run, else all of them.
@@ -113,8 +115,8 @@ check)
     stage "unit tests"
     ctest --test-dir build-ci --output-on-failure --no-label-summary -L unit
     ;;
-asan) run_asan 'golden|kcheck|soak' OFF ;;
-asan-all) run_asan golden ON ;;
+asan) run_asan short_tests 'golden|kcheck|soak' OFF ;;
+asan-all) run_asan all golden ON ;;
 tsan) run_tsan OFF -L threads ;;
 tsan-all) run_tsan ON -LE 'golden|kcheck' ;;
 storm) run_storm "$2" ;;
@@ -147,7 +149,7 @@ all)
     kernels_from=$PWD/build-ci
     run_cuda >build-ci/cuda.log 2>&1 & # one thread, while other stages use several
     cuda=$!
-    run_asan 'golden|kcheck|soak' OFF
+    run_asan short_tests 'golden|kcheck|soak' OFF
     stage "cuda, compiled meanwhile"
     wait $cuda || { cat build-ci/cuda.log && exit 1; }
     tail -n 1 build-ci/cuda.log
