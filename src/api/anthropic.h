@@ -45,6 +45,7 @@ json_t *anthropic_answer_body(json_t *answer, const char *id, const char *stop);
 
 struct anthropic_usage {
     uint32_t prompt_tokens, cached_tokens, completion_tokens;
+    uint64_t requantized_pages;
 };
 enum anthropic_block {
     ANTHROPIC_NO_BLOCK,

@@ -41,10 +41,13 @@ json_t *anthropic_error_body(int status, const char *message) {
 
 /* ---- what body and events share -------------------------------------------------------------- */
 
-static json_t *usage_json(json_int_t prompt, json_int_t cached, json_int_t completion) {
-    return json_pack("{s:I, s:I, s:I, s:I}", "input_tokens", prompt - cached,
-                     "cache_creation_input_tokens", (json_int_t)0, "cache_read_input_tokens",
-                     cached, "output_tokens", completion);
+static json_t *usage_json(const struct anthropic_usage *u) {
+    const json_int_t prompt = u->prompt_tokens, cached = u->cached_tokens;
+    return api_with_requantized(json_pack("{s:I, s:I, s:I, s:I}", "input_tokens", prompt - cached,
+                                          "cache_creation_input_tokens", (json_int_t)0,
+                                          "cache_read_input_tokens", cached, "output_tokens",
+                                          (json_int_t)u->completion_tokens),
+                                u->requantized_pages);
 }
 
 static const char *stop_reason(bool cut, bool calls, const char *stop) {
@@ -102,15 +105,17 @@ json_t *anthropic_answer_body(json_t *answer, const char *id, const char *stop) 
     const char *finish = json_string_value(json_object_get(choice, "finish_reason"));
     bool cut = finish && strcmp(finish, "length") == 0,
          calls = json_array_size(json_object_get(message, "tool_calls")) > 0;
-    return json_pack(
-        "{s:s, s:s, s:s, s:O, s:o, s:s, s:s?, s:o, s:O*}", "id", id, "type", "message", "role",
-        "assistant", "model", json_object_get(answer, "model"), "content", content_json(message),
-        "stop_reason", stop_reason(cut, calls, stop), "stop_sequence",
-        stop_sequence(cut, calls, stop), "usage",
-        usage_json(count_of(usage, "prompt_tokens"),
-                   count_of(json_object_get(usage, "prompt_tokens_details"), "cached_tokens"),
-                   count_of(usage, "completion_tokens")),
-        "warnings", json_object_get(answer, "warnings"));
+    const struct anthropic_usage counts = {
+        .prompt_tokens = (uint32_t)count_of(usage, "prompt_tokens"),
+        .cached_tokens =
+            (uint32_t)count_of(json_object_get(usage, "prompt_tokens_details"), "cached_tokens"),
+        .completion_tokens = (uint32_t)count_of(usage, "completion_tokens"),
+        .requantized_pages = (uint64_t)count_of(usage, API_REQUANTIZED)};
+    return json_pack("{s:s, s:s, s:s, s:O, s:o, s:s, s:s?, s:o, s:O*}", "id", id, "type", "message",
+                     "role", "assistant", "model", json_object_get(answer, "model"), "content",
+                     content_json(message), "stop_reason", stop_reason(cut, calls, stop),
+                     "stop_sequence", stop_sequence(cut, calls, stop), "usage", usage_json(&counts),
+                     "warnings", json_object_get(answer, "warnings"));
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -133,10 +138,9 @@ bool anthropic_stream_ping(struct anthropic_stream *s) {
 
 bool anthropic_stream_start(struct anthropic_stream *s, const char *id, const char *model,
                             const struct anthropic_usage *usage) {
-    json_t *message =
-        json_pack("{s:s, s:s, s:s, s:s, s:[], s:n, s:n, s:o}", "id", id, "type", "message", "role",
-                  "assistant", "model", model, "content", "stop_reason", "stop_sequence", "usage",
-                  usage_json(usage->prompt_tokens, usage->cached_tokens, usage->completion_tokens));
+    json_t *message = json_pack("{s:s, s:s, s:s, s:s, s:[], s:n, s:n, s:o}", "id", id, "type",
+                                "message", "role", "assistant", "model", model, "content",
+                                "stop_reason", "stop_sequence", "usage", usage_json(usage));
     return event(s, json_pack("{s:s, s:o}", "type", "message_start", "message", message)) &&
            anthropic_stream_ping(s);
 }
@@ -216,11 +220,10 @@ bool anthropic_stream_finish(struct anthropic_stream *s, kvasir_finish finish, c
     bool cut = finish == KVASIR_FINISH_LENGTH;
     if ((s->blocks == 0 && !begin_text(s, ANTHROPIC_TEXT)) || !end_block(s))
         return false;
-    json_t *end = json_pack(
-        "{s:s, s:{s:s, s:s?}, s:o, s:O*}", "type", "message_delta", "delta", "stop_reason",
-        stop_reason(cut, s->calls, stop), "stop_sequence", stop_sequence(cut, s->calls, stop),
-        "usage", usage_json(usage->prompt_tokens, usage->cached_tokens, usage->completion_tokens),
-        "warnings", s->warnings);
+    json_t *end = json_pack("{s:s, s:{s:s, s:s?}, s:o, s:O*}", "type", "message_delta", "delta",
+                            "stop_reason", stop_reason(cut, s->calls, stop), "stop_sequence",
+                            stop_sequence(cut, s->calls, stop), "usage", usage_json(usage),
+                            "warnings", s->warnings);
     return event(s, end) && event(s, json_pack("{s:s}", "type", "message_stop"));
 }
 

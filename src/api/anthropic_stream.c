@@ -51,7 +51,8 @@ static void *stream_open(const struct protocol_context *c) {
 static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *out) {
     struct messages_stream *s = stream;
     const struct anthropic_usage usage = {e->prompt_tokens, e->cached_tokens,
-                                          s->completion_tokens += e->kind == KVASIR_EVENT_TOKEN};
+                                          s->completion_tokens += e->kind == KVASIR_EVENT_TOKEN,
+                                          e->requantized_pages};
     s->events.out = out;
     s->events.warnings = s->c.request->warnings;
     if (e->kind == KVASIR_EVENT_START)

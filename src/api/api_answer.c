@@ -58,6 +58,14 @@ static bool reserve(struct api_choice *c, const struct api_request *request) {
                        n * (size_t)(r->top_logprobs > 0 ? r->top_logprobs : 0)));
 }
 
+json_t *api_with_requantized(json_t *usage, uint64_t pages) {
+    if (!usage || !pages ||
+        json_object_set_new(usage, API_REQUANTIZED, json_integer((json_int_t)pages)) == 0)
+        return usage;
+    json_decref(usage);
+    return NULL;
+}
+
 bool api_answer_init(struct api_answer *a, const struct api_request *request) {
     *a = (struct api_answer){.request = request};
     a->choices = calloc(api_choices(request), sizeof *a->choices);

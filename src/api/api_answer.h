@@ -61,5 +61,10 @@ void api_choice_free(struct api_choice *c);
 /* The request's warnings become a member of body, an object, if there are any. False: out of
  * memory. */
 bool api_answer_warn(json_t *body, const struct api_request *r);
+/* What every protocol calls an answer's pages with fewer bits (kvasir_event.requantized_pages). */
+#define API_REQUANTIZED "requantized_pages"
+/* `usage`, an object, with that member if it is not 0. Takes usage, which may be NULL. NULL: out of
+ * memory. */
+json_t *api_with_requantized(json_t *usage, uint64_t pages);
 
 #endif

@@ -18,7 +18,7 @@ struct native_stream {
     struct protocol_context c;
     struct native_usage {
         uint32_t prompt_tokens, cached_tokens;
-        uint64_t completion_tokens;
+        uint64_t completion_tokens, requantized_pages;
     } usage;
 };
 
@@ -128,13 +128,15 @@ static bool add_probabilities(json_t *to, const struct protocol_context *c,
 static bool add_end(json_t *to, const struct protocol_context *c, kvasir_finish finish,
                     const char *stop, const struct native_usage *u) {
     const char *type = finish == KVASIR_FINISH_LENGTH ? "limit" : stop ? "word" : "eos";
-    json_t *end = json_pack(
-        "{s:i, s:i, s:b, s:s, s:s, s:s, s:I, s:I, s:I, s:b, s:o, s:o}", "index", 0, "id_slot", -1,
-        "stop", 1, "model", c->request->model, "stop_type", type, "stopping_word", stop ? stop : "",
-        "tokens_predicted", (json_int_t)u->completion_tokens, "tokens_evaluated",
-        (json_int_t)u->prompt_tokens, "tokens_cached",
-        (json_int_t)u->prompt_tokens + (json_int_t)u->completion_tokens, "truncated", 0, "timings",
-        timings_json(c, u), "generation_settings", settings_json(c->request));
+    json_t *end = api_with_requantized(
+        json_pack("{s:i, s:i, s:b, s:s, s:s, s:s, s:I, s:I, s:I, s:b, s:o, s:o}", "index", 0,
+                  "id_slot", -1, "stop", 1, "model", c->request->model, "stop_type", type,
+                  "stopping_word", stop ? stop : "", "tokens_predicted",
+                  (json_int_t)u->completion_tokens, "tokens_evaluated",
+                  (json_int_t)u->prompt_tokens, "tokens_cached",
+                  (json_int_t)u->prompt_tokens + (json_int_t)u->completion_tokens, "truncated", 0,
+                  "timings", timings_json(c, u), "generation_settings", settings_json(c->request)),
+        u->requantized_pages);
     json_t *warnings = json_object_get(c->request->echo, "warnings");
     const bool good = end && json_object_update(to, end) == 0 &&
                       (!warnings || json_object_set(to, "warnings", warnings) == 0);
@@ -170,7 +172,8 @@ static json_t *answer_body(const struct api_answer *a, const struct protocol_con
     if (!api_answer_good(a, err))
         return NULL;
     const struct api_choice *choice = &a->choices[0];
-    const struct native_usage usage = {a->prompt_tokens, a->cached_tokens, choice->n_tokens};
+    const struct native_usage usage = {a->prompt_tokens, a->cached_tokens, choice->n_tokens,
+                                       a->requantized_pages};
     json_t *body =
         json_pack("{s:s%, s:o}", "content", choice->text ? choice->text : "", choice->len, "tokens",
                   wants(c->request, "return_tokens") ? tokens_json(choice) : json_array());
@@ -218,6 +221,7 @@ static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *o
     struct native_usage *u = &s->usage;
     u->prompt_tokens = e->prompt_tokens;
     u->cached_tokens = e->cached_tokens;
+    u->requantized_pages = e->requantized_pages;
     u->completion_tokens += e->kind == KVASIR_EVENT_TOKEN;
     if (e->kind != KVASIR_EVENT_TOKEN && e->kind != KVASIR_EVENT_DONE)
         return true;

@@ -40,16 +40,19 @@ static json_t *ns_between(int64_t from_us, int64_t to_us) {
 
 /* Adds what the last object has beside the text; to: of the whole answer. */
 static bool add_end(json_t *to, const struct protocol_context *c, const char *reason,
-                    uint32_t prompt_tokens, uint64_t completion_tokens) {
+                    uint32_t prompt_tokens, uint64_t completion_tokens,
+                    uint64_t requantized_pages) {
     static const struct api_times NONE;
     const struct api_times *t = c->times ? c->times : &NONE;
-    json_t *end = json_pack("{s:b, s:s, s:o, s:o, s:I, s:o, s:I, s:o}", "done", 1, "done_reason",
-                            reason, "total_duration", ns_between(t->submitted_us, t->now_us),
-                            "load_duration", ns_between(t->submitted_us, t->started_us),
-                            "prompt_eval_count", (json_int_t)prompt_tokens, "prompt_eval_duration",
-                            ns_between(t->started_us, t->first_us ? t->first_us : t->now_us),
-                            "eval_count", (json_int_t)completion_tokens, "eval_duration",
-                            ns_between(t->first_us, t->last_us));
+    json_t *end = api_with_requantized(
+        json_pack("{s:b, s:s, s:o, s:o, s:I, s:o, s:I, s:o}", "done", 1, "done_reason", reason,
+                  "total_duration", ns_between(t->submitted_us, t->now_us), "load_duration",
+                  ns_between(t->submitted_us, t->started_us), "prompt_eval_count",
+                  (json_int_t)prompt_tokens, "prompt_eval_duration",
+                  ns_between(t->started_us, t->first_us ? t->first_us : t->now_us), "eval_count",
+                  (json_int_t)completion_tokens, "eval_duration",
+                  ns_between(t->first_us, t->last_us)),
+        requantized_pages);
     const bool good = end && json_object_update(to, end) == 0 &&
                       (!c->request->echo || json_object_update(to, c->request->echo) == 0);
     json_decref(end);
@@ -179,7 +182,7 @@ static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *o
     bool good = answer_parser_finish(s->parser, e->finish == KVASIR_FINISH_LENGTH) && line &&
                 empty && json_object_update(line, empty) == 0 &&
                 add_end(line, &s->c, openai_finish_reason(e->finish, 0), e->prompt_tokens,
-                        s->completion_tokens);
+                        s->completion_tokens, e->requantized_pages);
     json_decref(empty);
     if (good)
         return add_line(line, out);
@@ -266,7 +269,7 @@ static json_t *full_body(const struct api_answer *a, const struct protocol_conte
                       (!logprobs || json_object_set_new(body, "logprobs",
                                                         logprobs_json(c, &a->choices[0])) == 0) &&
                       add_end(body, c, openai_finish_reason(a->choices[0].finish, 0),
-                              a->prompt_tokens, a->choices[0].n_tokens);
+                              a->prompt_tokens, a->choices[0].n_tokens, a->requantized_pages);
     json_decref(openai);
     json_decref(answer);
     if (good)

@@ -403,10 +403,11 @@ static json_t *choice_json(const struct api_setup *setup, const struct api_answe
 
 json_t *openai_usage_json(const struct openai_usage *u) {
     const json_int_t prompt = u->prompt_tokens, completion = (json_int_t)u->completion_tokens;
-    json_t *pages = u->requantized_pages ? json_integer((json_int_t)u->requantized_pages) : NULL;
-    return json_pack("{s:I, s:I, s:I, s:{s:I}, s:o*}", "prompt_tokens", prompt, "completion_tokens",
-                     completion, "total_tokens", prompt + completion, "prompt_tokens_details",
-                     "cached_tokens", (json_int_t)u->cached_tokens, "requantized_pages", pages);
+    return api_with_requantized(json_pack("{s:I, s:I, s:I, s:{s:I}}", "prompt_tokens", prompt,
+                                          "completion_tokens", completion, "total_tokens",
+                                          prompt + completion, "prompt_tokens_details",
+                                          "cached_tokens", (json_int_t)u->cached_tokens),
+                                u->requantized_pages);
 }
 
 static json_t *usage_json(const struct api_answer *a) {

@@ -51,7 +51,7 @@ struct responses_output {
 };
 struct responses_usage {
     uint32_t prompt_tokens, cached_tokens;
-    uint64_t completion_tokens;
+    uint64_t completion_tokens, requantized_pages;
 };
 bool responses_output_init(struct responses_output *o, const struct protocol_context *c);
 void responses_output_free(struct responses_output *o);

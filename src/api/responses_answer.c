@@ -266,10 +266,12 @@ static json_t *usage_json(const struct responses_output *o, const struct respons
     json_int_t reasoned = reasoning_tokens(o);
     const json_int_t input = u->prompt_tokens, output = (json_int_t)u->completion_tokens;
     reasoned = reasoned < output ? reasoned : output;
-    return json_pack("{s:I, s:{s:I}, s:I, s:{s:I}, s:I}", "input_tokens", input,
-                     "input_tokens_details", "cached_tokens", (json_int_t)u->cached_tokens,
-                     "output_tokens", output, "output_tokens_details", "reasoning_tokens", reasoned,
-                     "total_tokens", input + output);
+    return api_with_requantized(json_pack("{s:I, s:{s:I}, s:I, s:{s:I}, s:I}", "input_tokens",
+                                          input, "input_tokens_details", "cached_tokens",
+                                          (json_int_t)u->cached_tokens, "output_tokens", output,
+                                          "output_tokens_details", "reasoning_tokens", reasoned,
+                                          "total_tokens", input + output),
+                                u->requantized_pages);
 }
 
 static void keep(const struct responses_output *o, json_t *response) {

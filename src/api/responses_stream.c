@@ -16,7 +16,8 @@ static json_t *answer_body(const struct api_answer *a, const struct protocol_con
         return NULL;
     struct responses_output output;
     const struct api_choice *choice = &a->choices[0];
-    const struct responses_usage usage = {a->prompt_tokens, a->cached_tokens, choice->n_tokens};
+    const struct responses_usage usage = {a->prompt_tokens, a->cached_tokens, choice->n_tokens,
+                                          a->requantized_pages};
     json_t *body = NULL;
     struct answer_parser *parser =
         responses_output_init(&output, c)
@@ -63,7 +64,8 @@ static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *o
         return false;
     if (e->kind != KVASIR_EVENT_DONE)
         return true;
-    const struct responses_usage usage = {e->prompt_tokens, e->cached_tokens, s->completion_tokens};
+    const struct responses_usage usage = {e->prompt_tokens, e->cached_tokens, s->completion_tokens,
+                                          e->requantized_pages};
     json_t *response = answer_parser_finish(s->parser, e->finish == KVASIR_FINISH_LENGTH)
                            ? responses_output_finish(&s->output, e->finish, &usage)
                            : NULL;

@@ -32,6 +32,11 @@ assert "requantized_pages" not in ask(1, 100, False)
 for seed in range(2, 12):
     last = [ask(seed, 1200, stream) for stream in (False, True)]
 assert last[0]["requantized_pages"] > 0 and last[1]["requantized_pages"] > 0, last
+for stream in (False, True): # other protocols: unit tests; this model has no tokenizer
+    asked = {"prompt": [(20 * 31 + i * 7) % 500 for i in range(1200)], "n_predict": 2,
+             "stream": stream}
+    answer = urllib.request.urlopen(url + "/completion", json.dumps(asked).encode()).read()
+    assert re.search(r'"requantized_pages": ?[1-9]', answer.decode()), answer[-400:]
 text = get("/metrics")
 figure = lambda name: float(re.search(r"^%s (\S+)$" % re.escape(name), text, re.M)[1])
 assert figure("kvasir_requantized_pages_total") > 20

@@ -423,7 +423,7 @@ static void test_errors(void **state) {
 #define OPENAI_ANSWER(message, finish)                                                             \
     "{\"id\":\"chatcmpl-1\",\"model\":\"m\",\"choices\":[{\"index\":0,\"message\":{" message       \
     "},\"finish_reason\":\"" finish "\"}],\"usage\":{\"prompt_tokens\":12,\"completion_tokens\":"  \
-    "3,\"prompt_tokens_details\":{\"cached_tokens\":8}}}"
+    "3,\"prompt_tokens_details\":{\"cached_tokens\":8},\"requantized_pages\":2}}"
 #define USAGE(output)                                                                              \
     "\"usage\":{\"input_tokens\":4,\"cache_creation_input_tokens\":0,"                             \
     "\"cache_read_input_tokens\":8,\"output_tokens\":" output "}"
@@ -433,7 +433,7 @@ static void answer_is(const char *openai, const char *stop, const char *content,
     char wanted[1024];
     snprintf(wanted, sizeof wanted,
              "{\"id\":\"msg_1\",\"type\":\"message\",\"role\":\"assistant\",\"model\":\"m\","
-             "\"content\":[%s],%s," USAGE("3") "}",
+             "\"content\":[%s],%s," USAGE("3,\"requantized_pages\":2") "}",
              content, stopped);
     json_t *answer = json_of(openai);
     same_json(anthropic_answer_body(answer, "msg_1", stop), wanted);
@@ -521,10 +521,11 @@ static void events_are(struct anthropic_stream *s, const char *const *wanted) {
     "}"
 #define START_TEXT(index) START(index, "\"text\",\"text\":\"\"")
 #define SAID(reason, sequence)                                                                     \
-    "{\"type\":\"message_delta\",\"delta\":{" STOPPED(reason, sequence) "}," USAGE("3") "}"
+    "{\"type\":\"message_delta\",\"delta\":{" STOPPED(reason, sequence) "}," USAGE(                \
+        "3,\"requantized_pages\":2") "}"
 #define OVER "{\"type\":\"message_stop\"}"
 
-static const struct anthropic_usage BEGINS = {12, 8, 0}, ENDS = {12, 8, 3};
+static const struct anthropic_usage BEGINS = {12, 8, 0, 0}, ENDS = {12, 8, 3, 2};
 
 static void test_stream(void **state) {
     (void)state;

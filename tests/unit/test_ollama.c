@@ -200,7 +200,8 @@ static const char ANSWER[] = "<think>hm</think>I do<tool_call>{\"name\": \"f\", 
                              "{\"x\": 1}}</tool_call>";
 #define END                                                                                        \
     "\"done\":true,\"done_reason\":\"%s\",\"total_duration\":9000,\"load_duration\":2000,"         \
-    "\"prompt_eval_count\":9,\"prompt_eval_duration\":3000,\"eval_count\":2,\"eval_duration\":"    \
+    "\"requantized_pages\":2,\"prompt_eval_count\":9,\"prompt_eval_duration\":3000,\"eval_"        \
+    "count\":2,\"eval_duration\":"                                                                 \
     "4000}"
 #define HEAD "{\"model\":\"ours\",\"created_at\":\"1970-01-01T00:00:05Z\","
 
@@ -218,6 +219,7 @@ static void push(void *stream, kvasir_event_kind kind, const char *text, struct 
                             .text = text,
                             .len = strlen(text),
                             .prompt_tokens = 9,
+                            .requantized_pages = kind == KVASIR_EVENT_DONE ? 2 : 0,
                             .finish = KVASIR_FINISH_LENGTH,
                             .last = kind == KVASIR_EVENT_DONE};
     assert_true(protocol->event(stream, &e, out));
@@ -317,6 +319,7 @@ static json_t *whole(const struct protocol_context *c, const char *text) {
                                              .text = i ? "" : text,
                                              .len = i ? 0 : strlen(text),
                                              .prompt_tokens = 9,
+                                             .requantized_pages = i < 2 ? 0 : 2,
                                              .last = i == 2});
     json_t *body = protocol->body(&a, c, &err);
     api_answer_free(&a);

@@ -203,7 +203,7 @@ static void test_answers(void **state) {
             "[user]hiTf0Tp4[a]");
     const struct protocol_context c = {
         .setup = &setup, .request = &r, .id = "resp_1", .created = 5};
-    const struct responses_usage usage = {9, 4, 6};
+    const struct responses_usage usage = {9, 4, 6, 2};
     struct responses_output o;
     struct text_buf out = {0};
     assert_true(responses_output_init(&o, &c));
@@ -238,7 +238,8 @@ static void test_answers(void **state) {
     same_json(
         json_incref(json_object_get(response, "usage")),
         "{\"input_tokens\":9,\"input_tokens_details\":{\"cached_tokens\":4},\"output_tokens\":"
-        "6,\"output_tokens_details\":{\"reasoning_tokens\":2},\"total_tokens\":15}");
+        "6,\"output_tokens_details\":{\"reasoning_tokens\":2},\"total_tokens\":15,"
+        "\"requantized_pages\":2}");
     same_json(json_incref(json_object_get(response, "status")), "\"completed\"");
     json_decref(response);
     responses_output_free(&o);
@@ -250,7 +251,7 @@ static void test_answers_cut_off_or_empty(void **state) {
     chat_is("{\"input\":\"hi\"}", "[user]hi[a]");
     const struct protocol_context c = {
         .setup = &setup, .request = &r, .id = "resp_1", .created = 5};
-    const struct responses_usage usage = {1, 0, 1};
+    const struct responses_usage usage = {1, 0, 1, 0};
     struct responses_output o;
     assert_true(responses_output_init(&o, &c) && part(&o, ANSWER_CONTENT, NULL, "so"));
     json_t *response = responses_output_finish(&o, KVASIR_FINISH_LENGTH, &usage);
