@@ -19,6 +19,8 @@ import math
 import struct
 import sys
 
+from log_bars import LogBars
+
 PAGE, PAGES, LEVELS = 64, 7, 15
 WAYS = [("a range for each token", "#c0504d"), ("the same, rotated", "#e0a030"),
         ("a range for each channel", "#3b7dbd")]
@@ -81,48 +83,21 @@ def measure(path):
 
 
 def plot(results):
-    width, height, left, right, top, bottom = 860, 340, 56, 12, 34, 44
-    values = [v for _, parts in results for part in parts for v in part]
-    low, high = 10 ** math.floor(math.log10(min(values))), 10 ** math.ceil(math.log10(max(values)))
-
-    def y_of(v):
-        return height - bottom - math.log10(v / low) / math.log10(high / low) * (height - top -
-                                                                                 bottom)
-
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-           f'width="{width}" height="{height}" font-family="sans-serif">']
-    for name, parts in results:
-        for what, part in zip(("keys", "values"), parts):
-            out.append(f"<!-- {name} {what}: " + " ".join(f"{v:.5f}" for v in part) + " -->")
-    out.append(f'<rect width="{width}" height="{height}" fill="white"/>')
-
-    def text(x, y, what, anchor="middle", size=11):
-        out.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">'
-                   f"{what}</text>")
-
-    value = low
-    while value <= high * 1.001:
-        y = y_of(value)
-        out.append(f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" '
-                   'stroke="#ccc" stroke-width="1"/>')
-        text(left - 6, y + 4, f"{value:g}", "end")
-        value *= 10
-    step = (width - left - right) / (2 * len(results))
+    p = LogBars([v for _, parts in results for part in parts for v in part], bottom=44)
+    p.grid("#ccc")
+    step = p.inner / (2 * len(results))
+    comments = []
     for i, (name, parts) in enumerate(results):
-        for j, part in enumerate(parts):
-            x = left + (2 * i + j) * step
+        for j, (what, part) in enumerate(zip(("keys", "values"), parts)):
+            comments.append(f"{name} {what}: " + " ".join(f"{v:.5f}" for v in part))
+            x = p.LEFT + (2 * i + j) * step
             for k, v in enumerate(part):
-                at, bar = x + step * (0.14 + 0.25 * k), step * 0.22
-                out.append(f'<rect x="{at:.1f}" y="{y_of(v):.1f}" width="{bar:.1f}" '
-                           f'height="{height - bottom - y_of(v):.1f}" fill="{WAYS[k][1]}"/>')
-            text(x + step / 2, height - bottom + 15, ("keys", "values")[j])
-        text(left + (2 * i + 1) * step, height - 8, name, size=12)
+                p.bar(x + step * (0.14 + 0.25 * k), step * 0.22, v, WAYS[k][1])
+            p.below(x + step / 2, what)
+        p.text(p.LEFT + (2 * i + 1) * step, p.HEIGHT - 8, name, size=12)
     for k, (what, colour) in enumerate(WAYS):
-        x = left + 200 * k
-        out.append(f'<rect x="{x}" y="8" width="10" height="10" fill="{colour}"/>')
-        text(x + 15, 17, what, "start", 12)
-    out.append("</svg>")
-    return "\n".join(out)
+        p.legend(p.LEFT + 200 * k, what, colour)
+    return p.svg(comments)
 
 
 print(plot([(name, measure(path)) for name, path in (arg.split("=", 1) for arg in sys.argv[1:])]))
