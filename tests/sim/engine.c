@@ -14,8 +14,8 @@
  * Models, formats and rotation take turns by the world's seed (sim_worlds.h). The rows compared for
  * each shape are counted, and a run long enough for all pairs fails if one is missing.
  *
- * Half of the r8,4 worlds have "auto": rows are those of plain runs, which have room, until a page
- * that they may have seen has fewer bits.
+ * Half of the r8,4 worlds have "auto": their rows are the plain runs' until a page has lost bits.
+ *
  * Most programs have tiers below the tree, which all programs of a world share and which return
  * wrong things (sim_tiers.h). With --unchecked they are believed: the control, which must fail.
  *
