@@ -239,6 +239,13 @@ int main(int argc, char **argv) {
     if (argc > 2)
         device = argv[2];
     const char *part = argc > 3 ? argv[3] : NULL;
+    size_t known = 0;
+    while (part && known < sizeof PARTS / sizeof *PARTS && strcmp(part, PARTS[known].name) != 0)
+        known++;
+    if (known == sizeof PARTS / sizeof *PARTS) {
+        fprintf(stderr, "gpu: no part \"%s\": one, batches, prompts or requests\n", part);
+        return 2;
+    }
     kvasir_model *opened;
     kvasir_model_info info;
     need(kvasir_model_open(argv[1], &opened, &err));

@@ -2,13 +2,15 @@
 // cuda_timeline.cpp: when the kernels of a program began and ended, by CUPTI, as overlapped as they
 // run. Unlike ncu it does not run them one by one; it costs about a tenth of the speed.
 //
-//     g++ -O2 -shared -fPIC -I$CUDA/include tools/cuda_timeline.cpp -o libtimeline.so -lcupti
+//     g++ -O2 -shared -fPIC -I$CUDA/include -L$CUDA/lib tools/cuda_timeline.cpp -o libtimeline.so \
+//         -lcupti
 //     CUDA_INJECTION64_PATH=$PWD/libtimeline.so TIMELINE=steps.txt bench_gpu MODEL cuda one
 //     python3 tools/cuda_timeline.py steps.txt
 //
 // Lines of $TIMELINE: start and end in ns, blocks, name; of the last 4,000 kernels.
 #include <cupti.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -47,6 +49,8 @@ void write_last() {
     FILE *f = fopen(path ? path : "timeline.txt", "w");
     if (!f)
         return perror("timeline");
+    std::sort(launches.begin(), launches.end(),
+              [](const launch &a, const launch &b) { return a.start < b.start; });
     const size_t from = launches.size() > LAST ? launches.size() - LAST : 0;
     for (size_t i = from; i < launches.size(); i++)
         fprintf(f, "%llu %llu %u %s\n", launches[i].start - launches[from].start,

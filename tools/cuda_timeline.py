@@ -4,9 +4,9 @@
 
     cuda_timeline.py FILE
 
-By kernel and number of blocks: launches, how long one is on the device (much of it waiting for the
-one before), and how long after the end of the one before it it ended, which is what it adds to a
-step. In microseconds, medians.
+By kernel and number of blocks: launches, how long one is on the device (much of it waiting for its
+predecessor), and how long after its predecessor it ended, which is what it adds to a step. In
+microseconds, medians.
 """
 import re
 import statistics

@@ -17,11 +17,12 @@ static int bad_number(const struct command *c, const struct option *o, const cha
                       const char *text) {
     const size_t n = strlen(o->name);
     const char *unit = n > 3 ? o->name + n - 3 : "";
-    return usage_error(c, "%s: \"%.60s\" is not a %snumber%s", flag, text,
+    return usage_error(c, "%s: \"%.60s\" is not a %snumber%s%s", flag, text,
                        o->kind == OPTION_FLOAT ? "" : "whole ",
                        strcmp(unit, "-mb") == 0   ? " of MiB"
                        : strcmp(unit, "-gb") == 0 ? " of GiB"
-                                                  : "");
+                                                  : "",
+                       o->auto_too ? " or \"auto\"" : "");
 }
 
 static int out_of_range(const struct command *c, const struct option *o, const char *flag,

@@ -41,7 +41,7 @@ void warn_threads(int threads) {
                 "note:   warning: %d threads on %d CPU%s: more than one per physical core is "
                 "slower\n",
                 threads, t.cpus, t.cpus == 1 ? "" : "s");
-    else if (t.quota > 0 && threads > topology_threads(&t))
+    else if (t.quota > 0 && threads > 1 && threads > t.quota)
         fprintf(stderr, "note:   warning: %d threads, but a control group grants %g CPUs\n",
                 threads, t.quota);
 }

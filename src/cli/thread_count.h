@@ -22,7 +22,7 @@ void write_threads(FILE *to, const uint64_t n[4]);
 void write_machine_threads(FILE *to);
 /* Puts "threads", what auto is on this machine, "cores", "cpus" and "cpu_quota" (or null). */
 void put_machine_threads(json_t *object);
-/* A warning if there are more threads than CPUs. */
+/* A warning if there are more threads than CPUs, or than a control group grants. */
 void warn_threads(int threads);
 
 #endif

@@ -354,8 +354,8 @@ typedef void identity_progress_fn(void *user, uint64_t done, uint64_t total);
  * change might not move, or that were read into memory (no_mmap).
  *
  * progress (or NULL) is called by this thread: first with 0, last with all bytes; never if nothing
- * is read. Uses all cores; seconds for a large model. KVASIR_ERR_IO: a file was changed since it
- * was opened, or cannot be read. */
+ * is read. One thread per core, 16 at most; seconds for a large model. KVASIR_ERR_IO: a file was
+ * changed since it was opened, or cannot be read. */
 kvasir_status checkpoint_identity(const struct kvasir_model *m, const char *cache_path,
                                   identity_progress_fn *progress, void *user, struct tier_key *out,
                                   kvasir_error *err) MUST_CHECK;

@@ -6,7 +6,7 @@
  *     checkpoint = H(H(text) | H(block 0) | H(block 1) | ...)
  *         text      configuration, and for every tensor, in order of names: name, type, shape,
  *                   groups, lengths of its parts (fingerprint.c)
- *         blocks    data, scales and biases of these tensors, 8 MiB at most: hashed by all cores
+ *         blocks    data, scales and biases of these tensors, 8 MiB at most, by several threads
  *     context = H(all that context_fingerprint hashes, with the checkpoint's 128 bits | backend,
  *                 tier, MODEL_ARITHMETIC_VERSION | layer groups, places of layers, states)
  *

@@ -264,7 +264,8 @@ static void make_plans(struct attention_job *j) {
 
 /* ---- items ----------------------------------------------------------------------------------- */
 
-/* Splits [first, end) of a plan's block; none of a short sequence in a late wave. */
+/* Splits [first, end) of a plan's block: none of a short sequence in a late wave, or where earlier
+ * items have all of them. Items without splits also count as ended (is_last). */
 struct item {
     const struct block_plan *plan;
     uint32_t head, first, end;

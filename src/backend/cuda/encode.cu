@@ -26,8 +26,8 @@
 //
 // One token alone, as in most steps, needs neither shared memory nor other warps: a thread has four
 // of its dims in registers from the beginning to the end, and what shares its words was loaded
-// before the wait for K and V. If every sequence of a step has one, rope is done on the way
-// (rope_store_kernel).
+// before the wait for K and V. If no sequence of a step has more, rope is done on the way
+// where rope_store_fits.
 //
 // Invariants:
 //   * bits of tokens that are not of this step stay: only words that such a token shares are read
@@ -461,9 +461,10 @@ __global__ void __launch_bounds__(2 * D)
 
 // ---- rope and store --------------------------------------------------------------------------
 
-// This thread's four dims of a head, turned by rope; by a warp. They are written back, too. If
-// pairs are adjacent a thread turns its two pairs and gets its results from those that have them,
-// else a value of each of four pairs, whose other values the thread D / 8 further on has.
+// This thread's four dims of a head, turned by rope. The whole warp calls this; the result is
+// written back, too. If pairs are adjacent a thread turns its two pairs and gets its results from
+// those that have them, else a value of each of four pairs, whose other values the thread in the
+// other half of the head has.
 template <int D>
 __device__ __forceinline__ float4 turn_four(const rope_op &r, float *head, uint32_t row) {
     constexpr uint32_t HALF = D / 8;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// few_rows.cuh: products of 1 to 16 rows with 4-bit matrices (halves.cuh). The time is that of
-// reading the matrix, so reading never stops. For one or two rows nothing is launched for the sake
-// of the input: every block makes and rounds the rows for itself. More are rounded before.
+// few_rows.cuh: products of 1 to 16 rows with 4-bit matrices (halves.cuh). The least time is that
+// of reading the matrix, so copies are always on their way. For one or two rows nothing is launched
+// for the sake of the input: every block makes and rounds the rows for itself. More are rounded
+// before.
 //
 //     a block      tiles b, b + blocks, b + 2 blocks, ...   of 16 outputs, one after the other
 //     its warps    runs w, w + W, ... of each tile
@@ -419,7 +420,8 @@ __device__ __forceinline__ tile_ends ends_of_tile(const product_args &a, const f
     return e;
 }
 
-// Adds the sums of `count` runs; they begin and end those of an output. Each thread has its own
+// Adds the sums of `count` runs; they begin and end those of an output, which has the arithmetic of
+// put_output (product.cuh). Each thread has its own
 // outputs, here and in `total`, where a gate's output stays until the other factor is there.
 template <int ROWS>
 __device__ __forceinline__ void
@@ -460,6 +462,7 @@ __global__ void __launch_bounds__(WARPS_MAX * 32, 2)
     __shared__ float part[2][WARPS_MAX][ROWS * PART_STRIDE];
     __shared__ float total[2][ROWS * TILE_OUTPUTS];
     __shared__ few_parts parts;
+    static_assert(sizeof part + sizeof total + sizeof parts <= FEW_FIXED_BYTES, "they fit");
     kernel_comes();
     const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const weight_view &shape = a.part[0].w; // k and the form are those of all parts

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// norm.cuh: the arithmetic of rms_norm, for the kernels of rows.cu and for the one that also rounds
-// the result for a product (product.cu): both make the same bits.
+// norm.cuh: the arithmetic of rms_norm, for the kernels of rows.cu and for those that also round
+// the result for a product: all make the same bits.
 //
 //     y = x * (1 / sqrt(mean(x^2) + eps)) * gain
 //

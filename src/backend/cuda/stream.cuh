@@ -124,8 +124,8 @@ template <int D, uint32_t KF, uint32_t VF> struct Stream {
     int tile, chunk; // what is fetched next; chunks of V follow those of K
 
     // Fetches what the ring holds at first. `share` warps may call this with copies of the ring;
-    // each fetches its part. UNROLL: fetches of which the code is repeated. For one run the code's
-    // own way into the cache of instructions takes longer than the loop.
+    // each fetches its part. UNROLL: 1 where a ring has few chunks: loading the code of several
+    // takes longer than the loop.
     template <int UNROLL = 4> __device__ __forceinline__ void start(int own = 0, int share = 1) {
         at = phase = tile = chunk = 0;
 #pragma unroll UNROLL
