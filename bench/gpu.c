@@ -128,7 +128,8 @@ static void bench_format(const char *bits) {
     kvasir_context_destroy(c);
 }
 
-static void bench_batches(const char *bits) {
+static void bench_batches(void) {
+    static const char bits[] = "8,4";
     static const struct {
         uint32_t batch, depth;
         enum how how;
@@ -144,7 +145,8 @@ static void bench_batches(const char *bits) {
     kvasir_context_destroy(c);
 }
 
-static void bench_prompts(const char *bits) {
+static void bench_prompts(void) {
+    static const char bits[] = "8,4";
     enum { PROMPT = 2048, DEEP = 32768 };
     kvasir_context *c = make_context(bits, PROMPT_MAX + 8192, 24);
     printf("%-4s prompt of %d: depth 0 %.0f tokens/s", bits, PROMPT,
@@ -216,19 +218,13 @@ static void bench_one(void) {
     bench_format("4");
     bench_format("f16");
 }
-static void bench_several(void) {
-    bench_batches("8,4");
-}
-static void bench_long(void) {
-    bench_prompts("8,4");
-}
 
 static const struct {
     const char *name;
     void (*run)(void);
 } PARTS[] = {{"one", bench_one},
-             {"batches", bench_several},
-             {"prompts", bench_long},
+             {"batches", bench_batches},
+             {"prompts", bench_prompts},
              {"requests", bench_engine}};
 
 int main(int argc, char **argv) {

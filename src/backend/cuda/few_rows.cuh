@@ -421,8 +421,8 @@ __device__ __forceinline__ tile_ends ends_of_tile(const product_args &a, const f
 }
 
 // Adds the sums of `count` runs; they begin and end those of an output, which has the arithmetic of
-// put_output (product.cuh). Each thread has its own
-// outputs, here and in `total`, where a gate's output stays until the other factor is there.
+// put_output (product.cuh). Each thread has its own outputs, here and in `total`, where a gate's
+// output stays until the other factor is there.
 template <int ROWS>
 __device__ __forceinline__ void
 add_runs(const product_args &a, const few_parts &parts, const tile_place &place, const tile_ends &e,
