@@ -409,12 +409,17 @@ static void test_preempted_requests_with_prompt_caches(void **state) {
     kvasir_engine_destroy(e);
     e = answers_engine(model, &o);
     struct answer *a[N];
+    answers_hold();
     for (int i = 0; i < N; i++) {
         a[i] = answer_new(text[1], 20, 200);
         a[i]->request.prompt_cache = file;
         a[i]->request.ignore_end = true;
+        a[i]->hold_at = i == 0; /* until all are waiting */
         need(answer_submit(e, a[i], &err));
+        if (i == 0)
+            answer_wait_held();
     }
+    answers_release();
     for (int i = 0; i < N; i++) {
         answer_wait(a[i]);
         assert_int_equal(a[i]->choices[0].finish, KVASIR_FINISH_LENGTH);

@@ -117,10 +117,15 @@ static kvasir_engine_stats run_beside(const kvasir_model *m, const kvasir_engine
     struct answer *a[REQUESTS];
     kvasir_engine *e = answers_engine(m, o);
     for (int lap = 0; lap < 2; lap++) {
+        answers_hold();
         for (int i = 0; i < REQUESTS; i++) {
             a[i] = request(i, jump < 0 ? (i + lap) % 2 : jump);
+            a[i]->hold_at = i == 0; /* until all are waiting */
             need(answer_submit(e, a[i], &err));
+            if (i == 0)
+                answer_wait_held();
         }
+        answers_release();
         for (int i = 0; i < REQUESTS; i++) {
             answer_wait(a[i]);
             check_equal(alone[i], a[i]);
@@ -153,7 +158,7 @@ static void check_model(const kvasir_model *m) {
     for (int k = -1; k < 2; k++)
         run_beside(m, &o, k, one);
     o.no_prefix_cache = true;
-    o.cache_memory_bytes = s.fixed_bytes + (350 << 10);
+    o.cache_memory_bytes = s.fixed_bytes + (250 << 10);
     assert_true(run_beside(m, &o, -1, one).preemptions > 0);
     for (int i = 0; i < REQUESTS; i++)
         free(one[i]);

@@ -466,14 +466,19 @@ static void check_preemption(bool no_prefix_cache, bool no_store, uint32_t n) {
     o.cache_memory_bytes = s.fixed_bytes + (400 << 10);
     o.no_prefix_cache = no_prefix_cache;
     kvasir_engine *small = answers_engine(model, &o);
+    answers_hold();
     for (int i = 0; i < 8; i++) {
         a[i] = request(i, ANSWER);
         b[i] = request(i, ANSWER);
         a[i]->request.n = b[i]->request.n = n;
         b[i]->request.no_store = no_store;
+        b[i]->hold_at = i == 0; /* until all are waiting */
         need(answer_submit(big, a[i], &err));
         need(answer_submit(small, b[i], &err));
+        if (i == 0)
+            answer_wait_held();
     }
+    answers_release();
     for (int i = 0; i < 8; i++) {
         answer_wait(a[i]);
         answer_wait(b[i]);
