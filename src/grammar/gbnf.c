@@ -574,24 +574,52 @@ static kvasir_status read_bounds(struct reader *r, uint32_t *least, uint32_t *mo
     return KVASIR_OK;
 }
 
-/* All repetitions after an item, whose pending elements begin at `from`. */
+/* *found: there was one. */
+static kvasir_status read_repetition(struct reader *r, uint32_t *least, uint32_t *most,
+                                     bool *found) {
+    *found = true;
+    *least = 0;
+    *most = UNBOUNDED;
+    if (take(r, "{"))
+        return read_bounds(r, least, most);
+    if (take(r, "+"))
+        *least = 1;
+    else if (take(r, "?"))
+        *most = 1;
+    else
+        *found = take(r, "*");
+    return KVASIR_OK;
+}
+
+/* A repetition of such a one by such a one is one, too: it can leave out what either can, and has
+ * no end if either has none. */
+static bool is_simple(uint32_t least, uint32_t most) {
+    return least <= 1 && (most == 1 || most == UNBOUNDED);
+}
+
+/* All repetitions after an item, whose pending elements begin at `from`. Simple ones in a row are
+ * made as one: `x++` could be read in many ways at once, `x+` in one. */
 static kvasir_status read_repetitions(struct reader *r, uint32_t from, bool lines) {
-    for (;; skip_blanks(r, lines)) {
-        uint32_t least = 0, most = UNBOUNDED;
+    uint32_t least, most, next_least, next_most;
+    bool found;
+    TRY(read_repetition(r, &least, &most, &found));
+    while (found) {
         struct pushdown_element item;
-        if (take(r, "+"))
-            least = 1;
-        else if (take(r, "?"))
-            most = 1;
-        else if (take(r, "{"))
-            TRY(read_bounds(r, &least, &most));
-        else if (!take(r, "*"))
-            return KVASIR_OK;
-        if (r->n_pending == from)
-            continue; /* of nothing */
-        TRY(one_element(r, from, &item));
-        TRY(repeat(r, item, least, most));
+        skip_blanks(r, lines);
+        TRY(read_repetition(r, &next_least, &next_most, &found));
+        if (found && is_simple(least, most) && is_simple(next_least, next_most)) {
+            least = min_u32(least, next_least);
+            most = max_u32(most, next_most);
+            continue;
+        }
+        if (r->n_pending > from) { /* else of nothing */
+            TRY(one_element(r, from, &item));
+            TRY(repeat(r, item, least, most));
+        }
+        least = next_least;
+        most = next_most;
     }
+    return KVASIR_OK;
 }
 
 /* ---- rules ----------------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
  *     0x01 NAME '\n' bytes ... 0x01 NAME '\n' bytes ...
  *
  * NAME one of the names below. If the input has no config.json, a small valid one is used. */
+#include <stdbool.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -21,38 +22,45 @@ static const char *const NAMES[] = {
     "a.safetensors",         "b.safetensors",     "generation_config.json",
     "tokenizer_config.json", "tokenizer.json",    "chat_template.jinja",
 };
-enum { N_NAMES = sizeof NAMES / sizeof *NAMES };
+enum { CONFIG_JSON, N_NAMES = sizeof NAMES / sizeof *NAMES };
 
-static const char *known_name(const uint8_t *text, size_t len) {
-    for (size_t i = 0; i < N_NAMES; i++)
-        if (strlen(NAMES[i]) == len && memcmp(NAMES[i], text, len) == 0)
-            return NAMES[i];
-    return NULL;
+/* An index, or N_NAMES. */
+static size_t known_name(const uint8_t *text, size_t len) {
+    size_t i = 0;
+    while (i < N_NAMES && (strlen(NAMES[i]) != len || memcmp(NAMES[i], text, len) != 0))
+        i++;
+    return i;
 }
 
 /* Length of the file that begins at `at`: up to the next line that names one. */
 static size_t file_length(const uint8_t *data, size_t size, size_t at) {
     for (size_t i = at; i < size; i++) {
         const uint8_t *end = data[i] == 1 ? memchr(data + i, '\n', size - i) : NULL;
-        if (end && known_name(data + i + 1, (size_t)(end - data) - i - 1))
+        if (end && known_name(data + i + 1, (size_t)(end - data) - i - 1) < N_NAMES)
             return i - at;
     }
     return size - at;
 }
 
 static void write_folder(const uint8_t *data, size_t size) {
+    static bool exists[N_NAMES]; /* of the input before */
     for (size_t i = 0; i < N_NAMES; i++)
-        unlink(fuzz_path(NAMES[i]));
-    fuzz_write("config.json", (const uint8_t *)CONFIG, sizeof CONFIG - 1);
+        if (exists[i])
+            unlink(fuzz_path(NAMES[i]));
+    memset(exists, 0, sizeof exists);
+    fuzz_write(NAMES[CONFIG_JSON], (const uint8_t *)CONFIG, sizeof CONFIG - 1);
+    exists[CONFIG_JSON] = true;
     size_t at = 0;
     while (at < size && data[at] == 1) {
         const uint8_t *end = memchr(data + at, '\n', size - at);
-        const char *name = end ? known_name(data + at + 1, (size_t)(end - data) - at - 1) : NULL;
-        if (!name)
+        const size_t name =
+            end ? known_name(data + at + 1, (size_t)(end - data) - at - 1) : N_NAMES;
+        if (name == N_NAMES)
             return;
         at = (size_t)(end - data) + 1;
         size_t len = file_length(data, size, at);
-        fuzz_write(name, data + at, len);
+        fuzz_write(NAMES[name], data + at, len);
+        exists[name] = true;
         at += len;
     }
 }

@@ -145,6 +145,21 @@ static void repetitions(void **state) {
     grammar_release(g);
 }
 
+/* `a++` can be read in as many ways as `a+`. */
+static void repetitions_in_a_row(void **state) {
+    (void)state;
+    struct grammar *g = compiled(GBNF, "root ::= \"a\"++++++++++++++++++++++++++++++ \"b\"");
+    accepts(g, "aaaaaaab");
+    refuses(g, "b", 0);
+    grammar_release(g);
+    g = compiled(GBNF, "root ::= \"a\"+? \"b\"?+ \"c\"+* \"d\"*? \"e\"?? \"f\"{2}+");
+    accepts(g, "ff");
+    accepts(g, "aabbccddeffff");
+    refuses(g, "eeff", 1);
+    refuses(g, "fff", 3);
+    grammar_release(g);
+}
+
 static void classes(void **state) {
     (void)state;
     struct grammar *g = compiled(GBNF, "root ::= [a\\]\\[\\-c-e-]+ [^^\\x00-\\U0010FFFE]");
@@ -320,6 +335,7 @@ int main(void) {
         cmocka_unit_test(chess),
         cmocka_unit_test(lists),
         cmocka_unit_test(repetitions),
+        cmocka_unit_test(repetitions_in_a_row),
         cmocka_unit_test(classes),
         cmocka_unit_test(deep_texts),
         cmocka_unit_test(control_tokens),
