@@ -15,6 +15,7 @@
 # Environment of run: COMMIT, OUT: a folder for findings and new inputs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tools/fuzz_line.sh
 bundle=build-fuzz/bundle
 
 if [ "$1" = bundle ]; then
@@ -48,12 +49,6 @@ fi
 echo "device-fuzz: ${COMMIT:-no commit named}, $(date -u +%FT%TZ), $(nproc) cores," \
     "$seconds s, workers of a target: $*"
 grep -m1 'model name' /proc/cpuinfo || true
-# The run that reached an edge which none had reached before, or heard of one from another worker.
-last_edge() { # LOG
-    awk '$2 ~ /NEW|INITED|REDUCE|RELOAD/ {
-        for (i = 3; i < NF; i++) if ($i == "cov:" && $(i + 1) > most) {
-            most = $(i + 1); at = substr($1, 2) } } END { print at + 0 }' "$1"
-}
 run() { # TARGET WORKER
     local target=$1 log=$out/$1-$2.log grown=$out/corpus/$1 args=()
     [ ! -e "$bundle/$target.dict" ] || args=(-dict="$bundle/$target.dict")
@@ -68,13 +63,10 @@ run() { # TARGET WORKER
         tail -40 "$log"
         return 1
     }
-    echo "$target, worker $2: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") runs," \
-        "$(sed -n 's/.*cov: \([0-9]*\).*/\1/p' "$log" | tail -1) edges" \
-        "($(sed -n 's/.*INITED cov: \([0-9]*\).*/\1/p' "$log") at the start), no finding," \
-        "the last new edge at $(last_edge "$log")"
+    echo "$target, worker $2: $(fuzz_line "$log")"
     rm "$log"
 }
-export -f run last_edge
+export -f run fuzz_line
 export bundle seconds out
 for arg; do
     target=${arg%:*} workers=1

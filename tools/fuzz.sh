@@ -1,21 +1,26 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# fuzz.sh [SECONDS [TARGET...]]: every target of tests/fuzz (or those named) with libFuzzer under
-# the address and undefined behaviour sanitizers, SECONDS each (default 600; 0 only builds), as many
-# at a time as there are cores. Part of `make soak`. Seeds: tests/fuzz/corpus, grown.tar.xz beside
-# it and those of tools/fuzz_seeds.py; new inputs stay in build-fuzz/corpus. A finding is a file
-# build-fuzz/crash-TARGET-*: fix the bug that it shows, then add it to tests/fuzz/corpus/TARGET.
-# TARGET.dict and TARGET.options in tests/fuzz are libFuzzer's.
+# fuzz.sh [SECONDS|RUNSr [TARGET...]]: every target of tests/fuzz (or those named) with libFuzzer
+# under the address and undefined behaviour sanitizers, SECONDS each (default 600; 0 only builds) or
+# so many runs ("3000000r"), as many at a time as there are cores. Part of `make soak`. Seeds:
+# tests/fuzz/corpus, grown.tar.xz beside it and those of tools/fuzz_seeds.py; new inputs stay in
+# build-fuzz/corpus. A finding is a file build-fuzz/crash-TARGET-*: fix the bug that it shows, then
+# add it to tests/fuzz/corpus/TARGET. TARGET.dict and TARGET.options in tests/fuzz are libFuzzer's.
 #
 # fuzz.sh pack [TARGET...]: renews tests/fuzz/grown.tar.xz, so that sessions add up. It has what
 # earlier ones found: few and small inputs that reach what build-fuzz/corpus reaches and the seeds
 # do not. Other targets keep theirs. `make test` replays them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-seconds=${1:-600}
+. tools/fuzz_line.sh
+limit=-max_total_time=${1:-600}
+case ${1:-} in
+pack) pack=1 ;;
+0) only_build=1 ;;
+*r) limit=-runs=${1%r} ;;
+esac
 shift || true
-[ "$seconds" != pack ] || { pack=1 seconds=0; }
 cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Debug \
     -DKVASIR_SANITIZE=fuzzer-no-link,address,undefined -DKVASIR_FUZZ=ON >/dev/null
 targets=("$@")
@@ -54,7 +59,7 @@ if [ "${pack:-}" ]; then
     du -h tests/fuzz/grown.tar.xz
     exit 0
 fi
-[ "$seconds" != 0 ] || exit 0
+[ -z "${only_build:-}" ] || exit 0
 
 run() { # TARGET
     local target=$1 seeds=(tests/fuzz/corpus/"$1")
@@ -71,7 +76,7 @@ run() { # TARGET
         mapfile -t -O ${#seeds[@]} seeds <"tests/fuzz/$target.options"
     ASAN_OPTIONS=detect_leaks=1:malloc_context_size=5:quarantine_size_mb=16 \
         UBSAN_OPTIONS=print_stacktrace=1 "build-fuzz/tests/fuzz_$target" \
-        -max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=3000 \
+        "$limit" -max_len=65536 -timeout=10 -rss_limit_mb=3000 \
         -print_final_stats=1 -verbosity=1 -artifact_prefix="build-fuzz/crash-$target-" \
         "build-fuzz/corpus/$target" "${seeds[@]}" \
         >"build-fuzz/$target.log" 2>&1 || {
@@ -79,11 +84,8 @@ run() { # TARGET
         tail -40 "build-fuzz/$target.log"
         return 1
     }
-    local runs edges
-    runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "build-fuzz/$target.log")
-    edges=$(sed -n 's/.*cov: \([0-9]*\).*/\1/p' "build-fuzz/$target.log" | tail -1)
-    echo "fuzz: $target: $runs runs in $seconds s, $edges edges, no finding"
+    echo "fuzz: $target: $(fuzz_line "build-fuzz/$target.log")"
 }
-export -f run
-export seconds
+export -f run fuzz_line
+export limit
 printf '%s\n' "${targets[@]}" | xargs -P "$(nproc)" -I{} bash -c 'run {}'
