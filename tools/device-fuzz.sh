@@ -31,7 +31,7 @@ if [ "$1" = bundle ]; then
             [ ! -d "$more/$target" ] || cp -r "$more/$target" $bundle/corpus/
         done
     done
-    cp tests/fuzz/*.{dict,options} $bundle/
+    cp build-fuzz/words/*.dict tests/fuzz/*.options $bundle/
     strip -g $bundle/fuzz_*
     ldd $bundle/fuzz_* | sed -nE 's/.*(=> |\t)(\/[^ ]+) .*/\2/p' | sort -u |
         xargs -I{} cp -L {} $bundle/lib/

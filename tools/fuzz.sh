@@ -6,7 +6,8 @@
 # so many runs ("3000000r"), as many at a time as there are cores. Part of `make soak`. Seeds:
 # tests/fuzz/corpus, grown.tar.xz beside it and those of tools/fuzz_seeds.py; new inputs stay in
 # build-fuzz/corpus. A finding is a file build-fuzz/crash-TARGET-*: fix the bug that it shows, then
-# add it to tests/fuzz/corpus/TARGET. TARGET.dict and TARGET.options in tests/fuzz are libFuzzer's.
+# add it to tests/fuzz/corpus/TARGET. TARGET.dict and TARGET.options in tests/fuzz are libFuzzer's;
+# readers of models have the words of src/model and src/text instead.
 #
 # fuzz.sh pack [TARGET...]: renews tests/fuzz/grown.tar.xz, so that sessions add up. It has what
 # earlier ones found: few and small inputs that reach what build-fuzz/corpus reaches and the seeds
@@ -30,8 +31,11 @@ fi
 cmake --build build-fuzz --target "${targets[@]/#/fuzz_}"
 
 rm -rf build-fuzz/grown build-fuzz/seeds
-mkdir -p build-fuzz/grown
+mkdir -p build-fuzz/grown build-fuzz/words
 python3 tools/fuzz_seeds.py ../shared build-fuzz/seeds
+cp tests/fuzz/*.dict build-fuzz/words/
+words=$(grep -ohE '"[A-Za-z0-9_.|<>/:-]{2,40}"' src/model/*.c src/text/*.c | sort -u)
+for target in config gguf safetensors; do echo "$words" >build-fuzz/words/$target.dict; done
 [ ! -e tests/fuzz/grown.tar.xz ] || tar xJf tests/fuzz/grown.tar.xz -C build-fuzz/grown
 
 if [ "${pack:-}" ]; then
@@ -71,7 +75,7 @@ run() { # TARGET
             [ ! -d "$folder" ] || seeds+=("$folder")
         done
     fi
-    [ ! -e "tests/fuzz/$target.dict" ] || seeds+=(-dict="tests/fuzz/$target.dict")
+    [ ! -e "build-fuzz/words/$target.dict" ] || seeds+=(-dict="build-fuzz/words/$target.dict")
     [ ! -e "tests/fuzz/$target.options" ] ||
         mapfile -t -O ${#seeds[@]} seeds <"tests/fuzz/$target.options"
     ASAN_OPTIONS=detect_leaks=1:malloc_context_size=5:quarantine_size_mb=16 \
