@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* topology.c: reads the machine's topology from the system's files, once when a pool of threads is
- * made. Any thread.
+/* topology.c: reads the machine's topology from the system's files, once for each set of CPUs that
+ * callers may use: one file a core takes milliseconds on large machines. Any thread.
  *
  *     sched_getaffinity                                       the CPUs that may be used
  *     /sys/devices/system/cpu/cpuN/topology/core_cpus_list    those that share CPU N's core
@@ -13,6 +13,7 @@
 #include "util/topology.h"
 
 #include <ctype.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -190,12 +191,23 @@ void topology_read_from(struct topology *t, const char *root, const struct cpu_m
     ASSERT(t->cpus >= t->cores && t->cores >= t->nodes && t->nodes >= 1);
 }
 
+/* What was read last, and for which CPUs; cpus 0: nothing yet. */
+static struct topology kept;
+static struct cpu_mask kept_allowed;
+static pthread_mutex_t kept_mutex = PTHREAD_MUTEX_INITIALIZER;
+
 void topology_read(struct topology *t) {
     struct cpu_mask allowed = {0};
     _Static_assert(sizeof allowed.bits % sizeof(cpu_set_t) == 0, "a mask is an array of sets");
     if (sched_getaffinity(0, sizeof allowed.bits, (cpu_set_t *)allowed.bits) != 0)
         memset(&allowed, 0, sizeof allowed);
-    topology_read_from(t, "", &allowed);
+    pthread_mutex_lock(&kept_mutex);
+    if (kept.cpus == 0 || memcmp(&allowed, &kept_allowed, sizeof allowed) != 0) {
+        topology_read_from(&kept, "", &allowed);
+        kept_allowed = allowed;
+    }
+    *t = kept;
+    pthread_mutex_unlock(&kept_mutex);
 }
 
 int topology_threads(const struct topology *t) {

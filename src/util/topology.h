@@ -30,8 +30,9 @@ struct topology {
     uint16_t node_number[TOPOLOGY_NODES_MAX]; /* [nodes]: the system's, rising */
 };
 
-/* What the system says. What cannot be read counts as absent: CPUs then have a core each, all
- * memory is one node, and nothing is limited. */
+/* What the system says of the CPUs that the calling thread may use. What cannot be read counts as
+ * absent: CPUs then have a core each, all memory is one node, and nothing is limited. The files are
+ * read once; again only if the thread may use other CPUs than the caller before. */
 void topology_read(struct topology *t);
 /* The same from the files below `root`, for CPUs that the process may use. */
 void topology_read_from(struct topology *t, const char *root, const struct cpu_mask *allowed);

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The topology of machines that are not at hand, from trees of files as Linux has them: SMT, two
- * nodes, masks with holes, quotas, and files that are missing or make no sense. */
+ * nodes, masks with holes, quotas, and files that are missing or make no sense. And that those of
+ * this machine are read once: calls of cgroup_each are counted, which the linker replaces. */
+#define _GNU_SOURCE
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
+#include "util/cgroup.h"
 #include "util/topology.h"
 
 #include <cmocka.h>
@@ -215,6 +219,43 @@ static void test_quota_v1(void **state) {
     quota_gives(3, 3);
 }
 
+static int readings;
+
+void __real_cgroup_each(const char *root, cgroup_fn *fn, void *ctx);
+void __wrap_cgroup_each(const char *from, cgroup_fn *fn, void *ctx);
+void __wrap_cgroup_each(const char *from, cgroup_fn *fn, void *ctx) {
+    readings++;
+    __real_cgroup_each(from, fn, ctx);
+}
+
+static bool reads_files(void) {
+    const int before = readings;
+    topology_read(&t);
+    return readings > before;
+}
+
+static void test_read_once(void **state) {
+    (void)state;
+    cpu_set_t all, one;
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    CPU_ZERO(&one);
+    for (int cpu = 0; CPU_COUNT(&one) == 0; cpu++)
+        if (CPU_ISSET(cpu, &all))
+            CPU_SET(cpu, &one);
+    assert_true(reads_files());
+    const struct topology first = t;
+    assert_false(reads_files());
+    assert_memory_equal(&t, &first, sizeof t);
+    if (first.cpus == 1)
+        return;
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    assert_true(reads_files());
+    assert_int_equal(t.cpus, 1);
+    assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
+    topology_read(&t);
+    assert_memory_equal(&t, &first, sizeof t);
+}
+
 static void test_this_machine(void **state) {
     (void)state;
     topology_read(&t);
@@ -227,11 +268,17 @@ static void test_this_machine(void **state) {
 int main(void) {
 #define WITH_ROOT(test) cmocka_unit_test_setup_teardown(test, make_root, remove_root)
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lists), WITH_ROOT(test_smt),
-        WITH_ROOT(test_old_name),     WITH_ROOT(test_no_files),
-        WITH_ROOT(test_two_nodes),    WITH_ROOT(test_nodes_without_sense),
-        WITH_ROOT(test_many),         WITH_ROOT(test_quota),
-        WITH_ROOT(test_quota_v1),     cmocka_unit_test(test_this_machine),
+        cmocka_unit_test(test_lists),
+        WITH_ROOT(test_smt),
+        WITH_ROOT(test_old_name),
+        WITH_ROOT(test_no_files),
+        WITH_ROOT(test_two_nodes),
+        WITH_ROOT(test_nodes_without_sense),
+        WITH_ROOT(test_many),
+        WITH_ROOT(test_quota),
+        WITH_ROOT(test_quota_v1),
+        cmocka_unit_test(test_read_once),
+        cmocka_unit_test(test_this_machine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
