@@ -244,14 +244,12 @@ static bool take_orders(struct kvasir_engine *e, bool idle, bool *more) {
     return !stop;
 }
 
-/* Re-encodes stored pages with fewer bits: as many as there are while idle, otherwise at most one
- * every STEPS_PER_PAGE steps, looking at NODES nodes. With a ladder pages go down, one every
- * STEPS_PER_DESCENT steps: a page takes milliseconds, and frees what some 20 tokens take. */
+/* Re-encodes pages with fewer bits: as a ladder has it, else stored ones, as many as there are
+ * while idle, otherwise at most one every STEPS_PER_PAGE steps, looking at NODES nodes. */
 static bool requantize(struct kvasir_engine *e, bool idle) {
-    enum { STEPS_PER_PAGE = 16, NODES = 16, STEPS_PER_DESCENT = 4 };
+    enum { STEPS_PER_PAGE = 16, NODES = 16 };
     if (kv_cache_rungs(e->ctx->cache))
-        return (idle || sched_stats(e->sched).steps % STEPS_PER_DESCENT == 0) &&
-               kv_cache_descend(e->ctx->cache, 1) > 0;
+        return sched_descend(e->sched, idle);
     if (!e->tree || (!idle && sched_stats(e->sched).steps % STEPS_PER_PAGE))
         return false;
     return tree_requantize(e->tree, 1, idle ? UINT32_MAX : NODES) > 0;

@@ -715,6 +715,12 @@ static uint32_t gather(struct sched *s, uint32_t *rows) {
     return n;
 }
 
+/* A page takes milliseconds, and frees what some 20 tokens take. */
+bool sched_descend(struct sched *s, bool idle) {
+    enum { STEPS_PER_PAGE = 4 };
+    return (idle || s->stats.steps % STEPS_PER_PAGE == 0) && kv_cache_descend(s->cache, 1) > 0;
+}
+
 kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
     uint32_t n, row = 0;
     *rows = 0;

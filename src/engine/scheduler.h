@@ -165,6 +165,10 @@ void sched_collect(struct sched *s, double now);
  * is to have. An error is the device's: all running tasks have ended with it. */
 kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err);
 
+/* Between steps, with a ladder (kv_bits "auto"): a page goes down, if the budget is nearly full
+ * (kv_cache_descend), after some of the steps; idle: whenever this is called. False: none did. */
+bool sched_descend(struct sched *s, bool idle);
+
 /* With step_seconds: how long a step took. */
 void sched_note_step(struct sched *s, uint32_t rows, double seconds);
 
