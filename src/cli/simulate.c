@@ -35,7 +35,10 @@ static const struct option OPTIONS[] = {
     {.name = "--window-layers", .value = "N", .kind = OPTION_U32, ROW(options.window_layers),
      .max = 1024, .shown = "half of all layers", .help = "number of layers with a window"},
     {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT, ROW(options.kv_bits),
-     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2, one value for both; r8,4 t4 ..."},
+     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2, one value for both; r8,4 t4 ...; or "
+             "auto: r8,4, and as memory fills the oldest and least used pages become t4, then t3"},
+    {.name = "--kv-floor", .value = "F", .kind = OPTION_TEXT, ROW(options.kv_floor), .shown = "t3",
+     .help = "with --kv-bits auto: no page gets fewer bits than F: r8,4, t4 or t3"},
     {.name = "--kv-group-size", .value = "G", .kind = OPTION_TEXT, ROW(options.kv_group_size),
      .shown = "64 if it divides the head size, else 32",
      .help = "values that share a scale and a bias: 32, 64 or 128; one for both, or K,V"},
@@ -187,6 +190,26 @@ static void print_cache(const lab_simulation *s) {
            (unsigned long long)e->rerun_tokens);
 }
 
+/* The last rung that a page was re-encoded to; NULL: none was. */
+static const char *lowest_format(const lab_simulation *s) {
+    const char *lowest = NULL;
+    for (uint32_t i = 0; i < s->n_rungs; i++)
+        if (s->rungs[i].pages)
+            lowest = s->rungs[i].format;
+    return lowest;
+}
+
+static void print_rungs(const lab_simulation *s) {
+    const char *lowest = lowest_format(s);
+    if (!s->n_rungs)
+        return;
+    printf("auto:    re-encoded");
+    for (uint32_t i = 0; i < s->n_rungs; i++)
+        printf("%s %llu pages to %s", i ? "," : "", (unsigned long long)s->rungs[i].pages,
+               s->rungs[i].format);
+    printf("; the lowest was %s\n", lowest ? lowest : s->kv_format);
+}
+
 static void print_tiers(const lab_simulation *s) {
     const kvasir_engine_stats *e = &s->stats;
     if (!s->n_tiers)
@@ -218,6 +241,7 @@ static int print_table(const lab_simulation *s) {
     const double steps = (double)s->stats.steps;
     print_requests(s);
     print_cache(s);
+    print_rungs(s);
     print_tiers(s);
     printf("time:    %.1f s, %.1f %% of it in %llu steps of %.2f ms on average\n",
            s->virtual_seconds, 100 * ratio(s->busy_seconds, s->virtual_seconds),
@@ -253,6 +277,22 @@ static void put_hits(json_t *object, const uint64_t *hits) {
     for (int i = 0; i < KVASIR_HIT_KINDS; i++)
         put_whole(o, kvasir_hit_text((kvasir_hit)i), hits[i]);
     json_object_set_new(object, "hits", o);
+}
+
+static void put_rungs(json_t *object, const lab_simulation *s) {
+    const char *lowest = lowest_format(s);
+    if (!s->n_rungs)
+        return;
+    json_t *list = json_array();
+    put_whole(object, "requantized_pages", s->stats.requantized_pages);
+    for (uint32_t i = 0; i < s->n_rungs; i++) {
+        json_t *o = json_object();
+        put_text(o, "format", s->rungs[i].format);
+        put_whole(o, "pages", s->rungs[i].pages);
+        json_array_append_new(list, o);
+    }
+    json_object_set_new(object, "requantized", list);
+    put_text(object, "lowest_format", lowest ? lowest : s->kv_format);
 }
 
 static void put_tiers(json_t *object, const lab_simulation *s) {
@@ -306,6 +346,7 @@ static json_t *json_of(const lab_simulation *s, const char *policy) {
     put_real(o, "lru_hit_rate", s->lru_hit_rate);
     put_real(o, "belady_hit_rate", s->best_hit_rate);
     put_hits(o, e->hits);
+    put_rungs(o, s);
     put_tiers(o, s);
     put_whole(o, "prompt_tokens", e->prompt_tokens);
     put_whole(o, "cached_tokens", e->cached_tokens);

@@ -159,6 +159,7 @@ typedef struct lab_simulate_options {
     uint32_t window;           /* some layers see so many tokens only; 0: none */
     uint32_t window_layers;    /* how many; 0: half of them */
     const char *kv_bits;       /* as in kvasir_context_options */
+    const char *kv_floor;      /* likewise */
     const char *kv_group_size; /* likewise */
     uint64_t budget_bytes;     /* 0: budget_percent counts */
     double budget_percent;     /* of lab_simulation.all_bytes */
@@ -204,6 +205,14 @@ typedef struct lab_simulated_tier {
 } lab_simulated_tier;
 enum { LAB_TIERS_MAX = 3 };
 
+/* A format of fewer bits to which kv_bits "auto" has re-encoded so many pages, each counted once
+ * for each layer group and step down. */
+typedef struct lab_simulated_rung {
+    char format[64];
+    uint64_t pages;
+} lab_simulated_rung;
+enum { LAB_RUNGS_MAX = 2 };
+
 typedef struct lab_simulation {
     uint32_t requests;
     uint64_t prompt_tokens, answer_tokens; /* of the trace */
@@ -211,11 +220,11 @@ typedef struct lab_simulation {
     /* model and cache */
     char shape[96], kv_format[64];
     uint32_t layers, window_layers;
-    uint64_t weight_bytes, kv_bytes_per_token, page_bytes; /* of 64 tokens, all layers */
+    uint64_t weight_bytes, kv_bytes_per_token, page_bytes; /* of 64 tokens, all layers, when new */
     uint64_t all_pages, all_bytes; /* pages of all requests, each distinct one once */
-    uint64_t budget_pages;         /* if the budget held nothing but pages */
-    uint64_t need_bytes;           /* of the largest request alone */
-    kvasir_engine_stats stats;     /* at the end */
+    uint64_t budget_pages; /* if the budget held nothing but pages, with "auto" all at the floor */
+    uint64_t need_bytes;   /* of the largest request alone */
+    kvasir_engine_stats stats; /* at the end */
     uint64_t tree_nodes;
     /* shares of prompt tokens: the engine's; plain LRU's and Belady's in whole pages, with a
      * cache of budget_pages that serves one request after the other */
@@ -225,6 +234,8 @@ typedef struct lab_simulation {
     lab_simulated_tier tiers[LAB_TIERS_MAX];
     uint32_t n_tiers;
     double memory_hit_rate, best_hit_rate_all;
+    lab_simulated_rung rungs[LAB_RUNGS_MAX]; /* [n_rungs] down to the floor; 0: no "auto" */
+    uint32_t n_rungs;
     /* virtual seconds: from arrival to the first step; to the first token; to the last one */
     lab_spread queued, first_token, total;
     lab_spread step; /* of steps in which a request had one row: what tokens of answers wait for */

@@ -126,23 +126,35 @@ static kvasir_status find_policy(const char *name, enum policy *out, kvasir_erro
                       "\"%.40s\" is none of shortest, equal, fcfs", name);
 }
 
-/* Bytes of a page of each layer group. */
-static kvasir_status page_bytes(const struct replay *r, uint64_t bytes[SIM_GROUPS_MAX],
-                                kvasir_error *err) {
+/* Bytes of a full page of each layer group: a new one, or one at the ladder's floor. They are what
+ * the third of three pages adds: one is open, and may have a shadow. */
+static kvasir_status page_bytes(const struct replay *r, bool at_floor,
+                                uint64_t bytes[SIM_GROUPS_MAX], kvasir_error *err) {
+    struct kv_cache_options o = r->cache_options;
+    if (!at_floor)
+        o.n_rungs = 0;
     for (uint32_t g = 0; g < r->model.n_groups; g++) {
-        const kvasir_status status = kv_cache_plan_bytes(&r->model.groups[g], 1, &r->cache_options,
-                                                         TILE_TOKENS, TILE_TOKENS, &bytes[g], err);
+        struct kv_shape shape = r->model.groups[g];
+        uint64_t two, three;
+        shape.window = 0;
+        kvasir_status status =
+            kv_cache_plan_bytes(&shape, 1, &o, 2 * TILE_TOKENS, TILE_TOKENS, &two, err);
+        if (status == KVASIR_OK)
+            status = kv_cache_plan_bytes(&shape, 1, &o, 3 * TILE_TOKENS, TILE_TOKENS, &three, err);
         TRY(fail_of_field(status, err, "simulate.kv_group_size"));
+        bytes[g] = three - two;
     }
     return KVASIR_OK;
 }
 
 static kvasir_status settle_budget(struct replay *r, lab_simulation *out, kvasir_error *err) {
-    uint64_t bytes[SIM_GROUPS_MAX];
+    uint64_t bytes[SIM_GROUPS_MAX], floor_bytes[SIM_GROUPS_MAX], least = 0;
     double token_bytes[SIM_GROUPS_MAX];
-    TRY(page_bytes(r, bytes, err));
+    TRY(page_bytes(r, false, bytes, err));
+    TRY(page_bytes(r, true, floor_bytes, err));
     for (uint32_t g = 0; g < r->model.n_groups; g++) {
         out->page_bytes += bytes[g];
+        least += floor_bytes[g];
         token_bytes[g] = (double)bytes[g] / TILE_TOKENS;
     }
     r->cost = sim_cost_make(&r->model, r->o, token_bytes);
@@ -152,7 +164,7 @@ static kvasir_status settle_budget(struct replay *r, lab_simulation *out, kvasir
     r->cache_options.budget_bytes =
         r->o->budget_bytes ? r->o->budget_bytes
                            : (uint64_t)((double)out->all_bytes * r->o->budget_percent / 100);
-    out->budget_pages = r->cache_options.budget_bytes / out->page_bytes;
+    out->budget_pages = r->cache_options.budget_bytes / least;
     out->kv_bytes_per_token = out->page_bytes / TILE_TOKENS;
     out->weight_bytes = r->cost.weight_bytes;
     return KVASIR_OK;
@@ -272,6 +284,12 @@ static void collect(struct replay *r) {
     sched_collect(r->sched, r->clock);
 }
 
+/* After a step of so many rows pages go down as in the engine (engine_api.c), in no time. */
+static void descend(struct replay *r, uint32_t rows) {
+    while (sched_descend(r->sched, rows == 0) && rows == 0)
+        ;
+}
+
 static void take_earlier(const struct replay *r, double *first, double at) {
     if (at > r->clock && (*first == 0 || at < *first))
         *first = at;
@@ -314,6 +332,7 @@ static kvasir_status replay(struct replay *r, lab_simulation *out, kvasir_error 
         const double before = clock_seconds();
         collect(r);
         TRY(sched_step(r->sched, &rows, err));
+        descend(r, rows);
         out->engine_seconds += clock_seconds() - before;
         if (r->failure.code != KVASIR_OK) {
             *err = r->failure;
@@ -432,7 +451,7 @@ static kvasir_status measure_times(const struct replay *r, lab_simulation *out, 
 static uint64_t store_pages(const struct replay *r, uint32_t i) {
     uint64_t bytes[SIM_GROUPS_MAX], page = 0;
     struct tier_stats stats;
-    if (page_bytes(r, bytes, NULL) != KVASIR_OK)
+    if (page_bytes(r, false, bytes, NULL) != KVASIR_OK)
         return 0;
     for (uint32_t g = 0; g < r->model.n_groups; g++)
         page += sim_tier_record_bytes(r->stores[i], bytes[g]);
@@ -468,6 +487,16 @@ static kvasir_status measure_tiers(const struct replay *r, lab_simulation *out, 
     return KVASIR_OK;
 }
 
+static void measure_rungs(const struct replay *r, lab_simulation *out) {
+    _Static_assert((int)LAB_RUNGS_MAX == (int)LADDER_RUNGS_MAX, "all rungs have room");
+    out->n_rungs = kv_cache_rungs(r->cache);
+    for (uint32_t i = 0; i < out->n_rungs; i++) {
+        format_pair_text(r->cache_options.rungs[i].k, r->cache_options.rungs[i].v,
+                         out->rungs[i].format);
+        out->rungs[i].pages = kv_cache_descended(r->cache, i);
+    }
+}
+
 static kvasir_status measure(const struct replay *r, lab_simulation *out, kvasir_error *err) {
     const double tokens = (double)r->trace.prompt_tokens;
     uint64_t lru, best;
@@ -481,6 +510,7 @@ static kvasir_status measure(const struct replay *r, lab_simulation *out, kvasir
     TRY(belady_hits(r->uses, out->budget_pages, &best, err));
     out->lru_hit_rate = (double)lru / tokens;
     out->best_hit_rate = (double)best / tokens;
+    measure_rungs(r, out);
     if (r->tiers)
         TRY(measure_tiers(r, out, err));
     return measure_times(r, out, err);
@@ -536,8 +566,8 @@ kvasir_status lab_simulate(const lab_simulate_options *options, lab_simulation *
     kvasir_status status;
     TRY_GOTO(check_options(options, err));
     TRY_GOTO(sim_model_settle(options, &r.model, err));
-    TRY_GOTO(
-        options_parse_formats(options->kv_bits, options->kv_group_size, &r.cache_options, err));
+    TRY_GOTO(options_parse_live(options->kv_bits, options->kv_floor, options->kv_group_size,
+                                &r.cache_options, err));
     TRY_GOTO(open_trace(&r, out, err));
     TRY_GOTO(settle_budget(&r, out, err));
     TRY_GOTO(make_engine(&r, err));

@@ -11,7 +11,8 @@
  *                  that a row sees
  *
  * Not modelled: what a machine overlaps, kernels that reach less than the data sheet, the overhead
- * of small steps.
+ * of small steps. Of kv_bits "auto": the time that re-encoding takes, and that pages of fewer bits
+ * have fewer bytes to read.
  */
 #ifndef LAB_SIMULATE_H
 #define LAB_SIMULATE_H

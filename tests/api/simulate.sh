@@ -152,6 +152,55 @@ for o in (both, again):  # what depends on the machine
 assert both == again
 PY
 
+# Formats that encode a page when it is full: bytes of the page alone, not of its 16-bit shadow.
+for format in r8,4:28672 t4:20480 t3:16384; do
+    good simulate --trace trace --json -q --budget 9M --model-shape 2,2,64 --kv-bits "${format%:*}"
+    [ "$(json page_bytes)" = "${format#*:}" ] || die "a page of $format"
+done
+
+# auto: more fits than of r8,4, never below the floor, and at a floor of r8,4 all is as with r8,4.
+cat >turns <<'T'
+{"timestamp": 0, "input_length": 2560, "output_length": 10, "hash_ids": [1, 2, 3, 4, 5]}
+{"timestamp": 3600000, "input_length": 2560, "output_length": 10, "hash_ids": [10, 11, 12, 13, 14]}
+{"timestamp": 7200000, "input_length": 1536, "output_length": 10, "hash_ids": [20, 21, 22]}
+{"timestamp": 10800000, "input_length": 2560, "output_length": 10, "hash_ids": [1, 2, 3, 4, 5]}
+{"timestamp": 14400000, "input_length": 2560, "output_length": 10, "hash_ids": [10, 11, 12, 13, 14]}
+T
+turns=(simulate --trace turns -q --model-shape 2,2,64 --prefill-chunk 64 --budget)
+auto() { # NAME BUDGET FLAG...
+    good "${turns[@]}" "$2" --json "${@:3}"
+    cp out "$1.json"
+}
+auto new 1800K --kv-bits r8,4
+auto same 1800K --kv-bits auto --kv-floor r8,4
+auto t4 1800K --kv-bits auto --kv-floor t4
+auto t3 1800K --kv-bits auto
+auto again 1800K --kv-bits auto
+auto large 8M --kv-bits auto
+python3 - <<'PY' || die "simulate --kv-bits auto"
+import json
+names = ("new", "same", "t4", "t3", "again", "large")
+new, same, t4, t3, again, large = all_of = [json.load(open(n + ".json")) for n in names]
+for o in all_of:  # what depends on the machine
+    del o["wall_seconds"], o["engine_seconds"], o["peak_memory_bytes"]
+    assert o["peak_bytes"] <= o["budget_bytes"] and o["page_bytes"] == 28672
+assert same == new and "requantized" not in new and t3 == again
+assert new["cached_tokens"] < t4["cached_tokens"] < t3["cached_tokens"]
+assert new["evicted_pages"] > t4["evicted_pages"] > t3["evicted_pages"]
+[rung] = t4["requantized"]
+assert rung["format"] == t4["lowest_format"] == "K t4, V t4" and rung["pages"] > 0
+first, second = t3["requantized"]
+assert second["format"] == t3["lowest_format"] == "K t3, V t3", t3
+assert first["pages"] >= second["pages"] > 0
+assert t3["requantized_pages"] == first["pages"] + second["pages"]
+assert large["requantized_pages"] == 0 and large["lowest_format"] == large["kv_format"]
+assert t4["budget_pages"] == 1800 * 1024 // 20480 and t3["budget_pages"] == 1800 * 1024 // 16384
+assert t3["hit_rate"] <= t3["belady_hit_rate"]
+PY
+good "${turns[@]}" 1800K --kv-bits auto
+grep -q '^auto: .* pages to K t4, V t4, .* pages to K t3, V t3; the lowest was K t3' out ||
+    die "no line of auto"
+
 # a trace that cannot fit is refused with the numbers, before anything runs
 expect 2 '--budget: 1048576 bytes are .* its request 4, .* 2560 tokens .* 10, needs [0-9]*' \
     simulate --trace trace --budget 1M --model-shape smollm2-135m
@@ -182,6 +231,8 @@ s '--window-layers: ' --trace trace --window-layers 2
 s '--window-layers: 33 is more than' --trace trace --window 5 --window-layers 33
 s '--max-num-seqs: 9 is not between 1 and the 8' --trace trace --max-num-seqs 9 --prefill-chunk 8
 s '--kv-bits: ' --trace trace --kv-bits 7
+s '--kv-floor: "t2" is not one of' --trace trace --kv-bits auto --kv-floor t2
+s '--kv-floor: only kv_bits "auto" has' --trace trace --kv-floor t4
 s '--kv-group-size: ' --trace trace --kv-group-size 128 --model-shape smollm2-135m
 s '--policy: "lifo" is none of' --trace trace --policy equal,lifo
 s '--policy: "" is none of' --trace trace --policy equal,
