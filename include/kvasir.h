@@ -201,7 +201,8 @@ KVASIR_API void kvasir_context_destroy(kvasir_context *ctx); /* after its sequen
     X(NOT_BALANCED)    /* keys of tile formats are rotated: there is no calibration */             \
     X(RUNNING_LOWERED) /* max_running as requested, as it is */                                    \
     X(LADDER)          /* kv_bits "auto": its rungs, bytes of a token in r8,4, at the floor */     \
-    X(THREADS)         /* threads was 0: threads, physical cores, CPUs, 100 x quota of CPUs or 0 */
+    X(THREADS)   /* threads was 0: threads, physical cores, CPUs, 100 x quota of CPUs or 0 */      \
+    X(OPEN_PAGE) /* newest tokens that are f16, too, until their page is full; their bytes */
 typedef enum kvasir_fact_kind {
 #define KVASIR_FACT_ENUM(name) KVASIR_FACT_##name,
     KVASIR_FACT_MAP(KVASIR_FACT_ENUM)
@@ -247,7 +248,6 @@ KVASIR_API void kvasir_context_get_info(const kvasir_context *ctx, kvasir_contex
 /* ---- sequence ----------------------------------------------------------------------------- */
 
 typedef struct kvasir_seq kvasir_seq;
-
 KVASIR_API kvasir_status kvasir_seq_create(kvasir_context *ctx, kvasir_seq **out,
                                            kvasir_error *err);
 KVASIR_API void kvasir_seq_destroy(kvasir_seq *seq);

@@ -360,6 +360,12 @@ typedef struct kvasir_memory_plan {
      * and their bytes in the formats of the others. */
     uint32_t start_tokens;
     uint64_t start_bytes, start_bytes_quantized;
+    /* What a sequence takes at 16 bits beside its pages, in formats that encode a page when it is
+     * full: for its newest page, and for the pages before that which a query sees as f16
+     * (kv_exact_tail). 0: none. */
+    uint64_t open_page_bytes;
+    uint32_t tail_tokens;
+    uint64_t tail_bytes;
     uint32_t n_groups;
     kvasir_layer_group groups[KVASIR_LAYER_GROUPS_MAX];
 } kvasir_memory_plan;

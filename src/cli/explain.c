@@ -126,6 +126,8 @@ static const char *const SENTENCES[] = {
                                  "times the KL divergence; --key-centre auto, or a file of `kvasir "
                                  "calibrate`, balances them",
     [KVASIR_FACT_THREADS] = "threads: {0:t}",
+    [KVASIR_FACT_OPEN_PAGE] = "pages are encoded when they are full: the newest {0} tokens of a "
+                              "sequence are kept as f16, too: {1:b}",
     [KVASIR_FACT_RUNNING_LOWERED] = "--max-num-seqs {0} is lowered to {1}",
 };
 static const char *const CENTRE_SOURCES[] = {

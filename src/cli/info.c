@@ -29,12 +29,19 @@ static const struct command COMMAND = {
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
 };
 
-static const char *const FORMATS[] = {"f32", "f16", "bf16", "8", "6", "5", "4", "3", "2", "8,4"};
+static const char *const FORMATS[] = {"f32", "f16", "bf16", "8",    "6",    "5",  "4",
+                                      "3",   "2",   "8,4",  "r8,4", "t5,4", "t4", "t3"};
 static const char *const GROUPS[] = {"128", "64", "32"};
+enum { PAGE_TOKENS = 64 };
 
-/* Exact formats have no groups. */
+/* Exact formats and tiles have no group size. */
 static bool has_groups(const char *format) {
-    return !strchr(format, 'f');
+    return !strchr(format, 'f') && *format != 't';
+}
+
+/* Encoded when a page is full: a sequence's newest page takes 16 bits beside it until then. */
+static bool has_open_page(const char *format) {
+    return *format == 'r' || *format == 't';
 }
 
 /* False if the group size does not divide the head size. */
@@ -64,6 +71,10 @@ static void print_formats(const kvasir_model *m, const kvasir_model_info *i) {
                 printf("   %s", human_bytes((double)bytes * i->ctx_train, total));
             printf("\n");
         }
+    char open[24], token[24];
+    printf("\nr and t formats encode a page when it is full: until then the newest tokens of a "
+           "sequence are\n16-bit, too, up to %s; so is --kv-exact-tail, %s a token.\n",
+           human_bytes((double)bytes16 * PAGE_TOKENS, open), human_bytes((double)bytes16, token));
 }
 
 static int print_text(const kvasir_model *m, const kvasir_model_info *i) {
@@ -105,6 +116,7 @@ static json_t *formats_json(const kvasir_model *m) {
             put_text(o, "kv_group_size", groups ? GROUPS[g] : NULL);
             put_whole(o, "bytes_per_token", bytes);
             put_real(o, "ratio", ratio((double)bytes16, (double)bytes));
+            put_whole(o, "open_page_bytes", has_open_page(FORMATS[f]) ? bytes16 * PAGE_TOKENS : 0);
             json_array_append_new(list, o);
         }
     return list;

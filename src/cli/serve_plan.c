@@ -38,6 +38,12 @@ static void print_groups(const kvasir_memory_plan *p) {
                "quantized %s\n",
                p->start_tokens, human_bytes((double)p->start_bytes, bytes),
                human_bytes((double)p->start_bytes_quantized, bytes16));
+    if (p->open_page_bytes)
+        printf("open page: the newest tokens of a sequence are f16, too, until it is full: %s\n",
+               human_bytes((double)p->open_page_bytes, bytes));
+    if (p->tail_tokens)
+        printf("--kv-exact-tail: the last %u tokens of a sequence are f16, too: up to %s\n",
+               p->tail_tokens, human_bytes((double)p->tail_bytes, bytes));
 }
 
 static void print_lengths(kvasir_engine *e, const kvasir_memory_plan *p) {
@@ -114,6 +120,9 @@ static int print_json(const struct command *c, kvasir_engine *e, const kvasir_me
     put_whole(o, "start_tokens", p->start_tokens);
     put_whole(o, "start_bytes", p->start_bytes);
     put_whole(o, "start_bytes_quantized", p->start_bytes_quantized);
+    put_whole(o, "open_page_bytes", p->open_page_bytes);
+    put_whole(o, "tail_tokens", p->tail_tokens);
+    put_whole(o, "tail_bytes", p->tail_bytes);
     json_object_set_new(o, "layer_groups", groups_json(p));
     json_object_set_new(o, "lengths", lengths_json(e, p));
     put_context_facts(o, info);

@@ -189,6 +189,22 @@ static bool has_tail(const struct settled *s) {
     return s->cache.exact_tail && kv_format_whole(s->cache.k);
 }
 
+/* What sequences take for shadows: 16-bit pages of groups whose pages are encoded when they are
+ * full. */
+static void find_shadows(struct settled *s) {
+    for (uint32_t g = 0; g < s->n_groups; g++) {
+        const struct kv_shape *shape = &s->shapes[g];
+        const uint64_t page = (uint64_t)shape->layers * shape->kv_heads * shape->head_dim *
+                              TILE_TOKENS * 2 * sizeof(uint16_t),
+                       tail = round_up(s->cache.exact_tail, TILE_TOKENS),
+                       window = round_up(shape->window, TILE_TOKENS);
+        if (!kv_format_whole(shape->k.bits ? shape->k : s->cache.k))
+            continue;
+        s->open_page_bytes += page;
+        s->tail_bytes += (window && window < tail ? window : tail) / TILE_TOKENS * page;
+    }
+}
+
 /* Bytes of a token at the ladder's floor. */
 static uint64_t floor_bytes(const struct settled *s) {
     struct kv_cache_options floor = s->cache;
@@ -215,6 +231,8 @@ static void find_unused(const struct kvasir_model *m, const kvasir_context_optio
     if (s->cache.n_rungs)
         settled_fact(s, KVASIR_FACT_LADDER, s->cache.n_rungs, s->kv_bytes_per_token, floor_bytes(s),
                      0);
+    if (s->open_page_bytes)
+        settled_fact(s, KVASIR_FACT_OPEN_PAGE, TILE_TOKENS, s->open_page_bytes, 0, 0);
     if (o->kv_exact_tail && !has_tail(s))
         settled_fact(s, KVASIR_FACT_TAIL_UNUSED, 0, 0, 0, 0);
     else if (o->kv_exact_tail)
@@ -319,6 +337,7 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     TRY(settle_lengths(m, o, device, s, err));
     if (!s->visible) /* a longer one is the same */
         s->cache.exact_tail = min_u32(s->cache.exact_tail, s->ctx);
+    find_shadows(s);
     find_unused(m, o, s);
     if (!o->threads && strcmp(device->kind, "cpu") == 0)
         tell_threads(device, s);

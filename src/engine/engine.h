@@ -81,6 +81,8 @@ struct settled {
     uint32_t prefill_chunk; /* rows of a step, at most */
     uint32_t logit_rows;    /* rows whose logits are computed at a time */
     uint64_t kv_bytes_per_token, kv_bytes_per_token16; /* of new pages; at 16 bits */
+    /* Shadows of a sequence: of its open page; of the exact tail. 0: none */
+    uint64_t open_page_bytes, tail_bytes;
     uint32_t n_facts;
     kvasir_fact facts[KVASIR_FACTS_MAX];
 };

@@ -148,6 +148,9 @@ void kvasir_engine_get_plan(const kvasir_engine *e, kvasir_memory_plan *plan) {
         .state_bytes = s->cache.state_bytes,
         .fit_tokens = e->fit_tokens,
         .start_tokens = kv_cache_start_pages(e->ctx->cache) * TILE_TOKENS,
+        .open_page_bytes = s->open_page_bytes,
+        .tail_tokens = kv_cache_tail_pages(e->ctx->cache) * TILE_TOKENS,
+        .tail_bytes = s->tail_bytes,
         .n_groups = s->n_groups,
     };
     for (uint32_t g = 0; g < s->n_groups; g++) {

@@ -38,6 +38,7 @@ PY
 
 good info "$tiny"
 grep -q '^KV cache' out || die "info: no table"
+grep -q 'up to 128.0 KiB; so is --kv-exact-tail, 2.0 KiB a token' out || die "info: no open page"
 good info "$tiny" --json
 python3 - <<'PY' || die "info --json"
 import json, os
@@ -47,10 +48,12 @@ assert o["arch"] == "llama" and o["layers"] == 4 and o["kv_heads"] == 2 and o["h
 f = {(k["kv_bits"], k["kv_group_size"]): k for k in o["kv_formats"]}
 values = 4 * 2 * 64 * 2
 for (bits, group), k in f.items():
-    one = lambda b: {"f32": 32, "f16": 16, "bf16": 16}.get(b) or int(b) + 32 / int(group)
-    want = sum(one(b) for b in (bits.split(",") * 2)[:2]) / 2
+    one = lambda b: {"f32": 32, "f16": 16, "bf16": 16}.get(b) or int(b) + 32 / int(group or 64)
+    want = sum(one(b) for b in (bits.strip("rt").split(",") * 2)[:2]) / 2
     assert k["bytes_per_token"] == values * want / 8, k
+    assert k["open_page_bytes"] == (64 * values * 2 if bits[0] in "rt" else 0), k
 assert ("8,4", "64") in f and ("2", "32") in f and ("f16", None) in f
+assert ("r8,4", "64") in f and ("t4", None) in f
 PY
 timeout 20 "$kvasir" info "$tiny" >/dev/full 2>err
 [ $? = 1 ] || die "info to a full disk"

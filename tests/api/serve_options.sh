@@ -207,6 +207,7 @@ assert o["start_tokens"] == 128 and o["start_bytes"] == 128 * values * 4
 assert o["start_bytes_quantized"] == 128 * g["bytes_per_token"]
 assert o["cache_budget_bytes"] == 64 << 20 and 0 < o["step_bytes"] < 64 << 20
 assert 256 << 20 <= o["request_memory_bytes"] <= 4 << 30, o["request_memory_bytes"]
+assert o["open_page_bytes"] == o["tail_tokens"] == o["tail_bytes"] == 0
 assert o["state_bytes"] == 0 and o["weight_bytes"] > 1 << 20
 assert 0 < o["fit_tokens"] <= o["ctx"]
 page, page16 = (-(-64 * b // 4096) * 4096 for b in (g["bytes_per_token"], values * 4))
@@ -224,9 +225,16 @@ plan --kv-bits t4 --kv-exact-tail 100
 python3 - <<'PY' || die "an exact tail in --dry-run"
 import json
 was, now = (json.load(open(f)) for f in ("without", "out"))
+assert was["open_page_bytes"] == now["open_page_bytes"] == 64 * 4 * 2 * 64 * 4, was
+assert was["tail_tokens"] == was["tail_bytes"] == 0
+assert now["tail_tokens"] == 128 and now["tail_bytes"] == 128 * 4 * 2 * 64 * 4, now
+assert "the newest 64 tokens of a sequence are kept as f16, too: 128.0 KiB" in was["notes"]
 for a, b in zip(was["lengths"], now["lengths"]):
     assert b["bytes"] - a["bytes"] == 2 * 64 * 4 * 2 * 64 * 4, (a, b)
 PY
+good serve -m "$tiny" --cache-memory-mb 64 --dry-run -q --kv-bits t4 --kv-exact-tail 100
+grep -q '^open page: .*: 128.0 KiB' out || die "$(cat out)"
+grep -q '^--kv-exact-tail: the last 128 .*: up to 256.0 KiB' out || die "$(cat out)"
 s '--kv-exact-tail: needs pages that are encoded' -m "$tiny" --kv-exact-tail 64 --dry-run -q
 # A budget that holds less than the context: fit_tokens is the longest sequence that fits.
 plan --cache-memory-mb 3 --prefill-chunk 32 --ctx 4096
