@@ -317,7 +317,7 @@ kvasir_status centres_settle(const struct kvasir_model *m, const char *how,
         settled_fact(settled, KVASIR_FACT_NOT_BALANCED, 0, 0, 0, 0);
     if (strcmp(how, "off") == 0 || (wish.automatic && exact))
         return KVASIR_OK;
-    if (!model_keys_alike(m->model) && (wish.bias || !based))
+    if (!model_keys_alike(m->model) && (wish.bias || (!based && !exact)))
         return wish.automatic ? KVASIR_OK : not_alike(m, err);
     struct key_stats stats;
     kvasir_centre_source source;

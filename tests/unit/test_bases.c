@@ -72,11 +72,12 @@ static bool has_bases(const kvasir_model *m, const char *bits, const char *centr
     kvasir_context *c;
     uint32_t with = 0, exact = 0;
     need(context_of(m, bits, centre, &c));
-    *had = (struct had){.fingerprint = c->fingerprint,
-                        .centred = c->centres != NULL,
-                        .n_facts = c->options.n_facts};
-    if (had->n_facts)
-        had->fact = c->options.facts[had->n_facts - 1].kind;
+    *had = (struct had){.fingerprint = c->fingerprint, .centred = c->centres != NULL};
+    for (uint32_t i = 0; i < c->options.n_facts; i++)
+        if (c->options.facts[i].kind != KVASIR_FACT_OPEN_PAGE) { /* of the format alone */
+            had->n_facts++;
+            had->fact = c->options.facts[i].kind;
+        }
     need(context_identity(c, CHECKPOINT, &had->identity, &err));
     for (uint32_t g = 0; g < c->n_groups; g++) {
         const struct kv_shape *shape = &c->options.shapes[g];
@@ -184,7 +185,9 @@ static void test_unlike(void **state) {
         assert_true(same(&off, &had));
         assert_false(has_bases(m, "f16", "auto", &had));
         assert_int_equal(context_of(m, "t4", "bias", &ctx), KVASIR_ERR_UNSUPPORTED);
-        assert_int_equal(context_of(m, "f16", path, &ctx), KVASIR_ERR_UNSUPPORTED);
+        assert_int_equal(context_of(m, "8", path, &ctx), KVASIR_ERR_UNSUPPORTED);
+        assert_false(has_bases(m, "f16", path, &had));
+        assert_true(had.n_facts == 1 && had.fact == KVASIR_FACT_CENTRE_UNUSED);
         kvasir_model_close(m);
     }
 }
