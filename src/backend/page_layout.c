@@ -150,6 +150,10 @@ static void tile_convert(const struct page_conversion *c, enum tile_kind part, u
         memcpy(out, in, to->bytes);
         return;
     }
+    if (same && tile_drops_bit(from, to)) {
+        tile_drop_bit(from, in, to, out);
+        return;
+    }
     if (kv_format_whole(to->format)) {
         convert_whole(c, from, in, at, same, to, out);
         return;

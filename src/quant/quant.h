@@ -155,6 +155,14 @@ void tile_encode_row(const struct tile_layout *l, void *tile, uint32_t token, co
 /* Stores all 64 rows [64][head_dim], which a page at 16 bits held. The definition of every
  * encode_tile kernel. */
 void tile_encode(const struct tile_layout *l, void *tile, const float *rows);
+/* Whether a tile of `from` becomes one of `to` by tile_drop_bit: KV_TILE of one bit less. */
+bool tile_drops_bit(const struct tile_layout *from, const struct tile_layout *to);
+/* Codes lose their lowest bit: two neighbours become the value between them, in ranges of twice the
+ * step. Encoding the values again would keep the ends of a range: from 4 bits to 3 its step would
+ * be 15/7 old ones, while each code would still stand for two old ones. So values would move
+ * outwards, and all keys and values be some 6 % longer (docs/quality.md). */
+void tile_drop_bit(const struct tile_layout *from, const void *in, const struct tile_layout *to,
+                   void *out);
 /* Reads one token back: value = float32(scale) * code + float32(bias), in float32, product then
  * sum; exact: the stored value. */
 void tile_decode_row(const struct tile_layout *l, const void *tile, uint32_t token, float *x);

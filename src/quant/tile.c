@@ -190,6 +190,30 @@ void tile_encode(const struct tile_layout *l, void *tile, const float *rows) {
             tile_encode_row(l, tile, t, rows + (size_t)t * l->head_dim);
 }
 
+bool tile_drops_bit(const struct tile_layout *from, const struct tile_layout *to) {
+    return from->format.kind == KV_TILE && to->format.kind == KV_TILE && from->kind == to->kind &&
+           from->head_dim == to->head_dim && from->format.scalar == to->format.scalar &&
+           from->format.bits == to->format.bits + 1;
+}
+
+void tile_drop_bit(const struct tile_layout *from, const void *in, const struct tile_layout *to,
+                   void *out) {
+    ASSERT(tile_drops_bit(from, to));
+    for (uint32_t token = 0; token < TILE_TOKENS; token++)
+        for (uint32_t dim = 0; dim < from->head_dim; dim++) {
+            uint8_t code;
+            get_codes(from, in, token, dim, 1, &code);
+            code >>= 1;
+            put_codes(to, out, token, dim, 1, &code);
+        }
+    for (uint32_t r = 0; r < from->reduction; r++) {
+        float scale, bias;
+        get_scale(from, in, r, &scale, &bias);
+        const float half = scale / 2;
+        put_scale(to, out, r, 2 * scale, bias + half);
+    }
+}
+
 void tile_decode_row(const struct tile_layout *l, const void *tile, uint32_t token, float *x) {
     for (uint32_t i = 0; i < l->head_dim; i++) {
         uint8_t code;

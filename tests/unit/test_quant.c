@@ -390,6 +390,71 @@ static void test_whole_tiles(void **state) {
             DIMS[i / 36]);
 }
 
+/* What a tile of one bit less holds is in the middle of two values that the tile could hold. */
+static void check_dropped_bit(enum tile_kind kind, unsigned bits, uint32_t dim) {
+    static float rows[64 * DIM_MAX];
+    struct tile_layout l[2];
+    uint8_t *tile[2];
+    double error = 0, fresh = 0, along = 0, squares = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        tile_layout_init(&l[i], kind, (struct kv_format){(uint8_t)(bits - i), 0, 0, KV_TILE}, dim);
+        tile[i] = malloc(l[i].bytes);
+    }
+    for (uint32_t i = 0; i < 64 * dim; i++)
+        rows[i] = random_unit() + random_unit() + random_unit() + 2;
+    assert_true(tile_drops_bit(&l[0], &l[1]) && !tile_drops_bit(&l[1], &l[0]));
+    tile_encode(&l[0], tile[0], rows);
+    memset(tile[1], 0xa5, l[1].bytes);
+    tile_drop_bit(&l[0], tile[0], &l[1], tile[1]);
+    for (uint32_t token = 0; token < 64; token++) {
+        uint8_t codes[2][DIM_MAX];
+        float s[DIM_MAX], b[DIM_MAX], back[DIM_MAX];
+        tile_get_row(&l[0], tile[0], token, codes[0], s, b);
+        tile_get_row(&l[1], tile[1], token, codes[1], s, b);
+        if (kind == TILE_K)
+            tile_get_channels(&l[0], tile[0], s, b);
+        else
+            tile_get_row(&l[0], tile[0], token, codes[0], s, b);
+        tile_decode_row(&l[1], tile[1], token, back);
+        for (uint32_t i = 0; i < dim; i++) {
+            const uint32_t at = kind == TILE_K ? i : 0;
+            const float x = rows[token * dim + i],
+                        middle = b[at] + s[at] * ((float)(codes[0][i] & ~1) + 0.5f);
+            assert_int_equal(codes[1][i], codes[0][i] / 2);
+            assert_true(fabsf(back[i] - middle) <= (fabsf(b[at]) + s[at]) * 0x1p-10f);
+            error += (double)(back[i] - x) * (back[i] - x);
+            along += (double)(back[i] - x) * (x - 2);
+            squares += (double)(x - 2) * (x - 2);
+        }
+    }
+    tile_encode(&l[1], tile[1], rows);
+    for (uint32_t token = 0; token < 64; token++) {
+        float back[DIM_MAX];
+        tile_decode_row(&l[1], tile[1], token, back);
+        for (uint32_t i = 0; i < dim; i++)
+            fresh += (double)(back[i] - rows[token * dim + i]) * (back[i] - rows[token * dim + i]);
+    }
+    assert_true(error < 1.1 * fresh);
+    assert_true(fabs(along) < 0.02 * squares); /* values keep their distances on average */
+    free(tile[0]);
+    free(tile[1]);
+}
+
+static void test_dropped_bits(void **state) {
+    (void)state;
+    static const uint32_t DIMS[] = {64, 96, DIM_MAX};
+    for (unsigned i = 0; i < COUNT(DIMS) * 2; i++)
+        for (unsigned bits = 4; bits <= 6; bits++)
+            check_dropped_bit(i % 2 ? TILE_V : TILE_K, bits, DIMS[i / 2]);
+    struct tile_layout k, v, rotated, wide;
+    tile_layout_init(&k, TILE_K, (struct kv_format){4, SCALAR_F16, 0, KV_TILE}, 64);
+    tile_layout_init(&v, TILE_V, (struct kv_format){3, SCALAR_F16, 0, KV_TILE}, 64);
+    tile_layout_init(&rotated, TILE_V, (struct kv_format){4, SCALAR_F16, 64, KV_ROTATED}, 64);
+    tile_layout_init(&wide, TILE_V, (struct kv_format){4, SCALAR_F32, 0, KV_TILE}, 64);
+    assert_false(tile_drops_bit(&k, &v) || tile_drops_bit(&rotated, &v));
+    assert_false(tile_drops_bit(&wide, &v) || tile_drops_bit(&k, &k));
+}
+
 static void check_range(const float *x, size_t n, enum scalar_type t, float scale, float bias) {
     float s, b;
     range_find(x, n, 1, 2, t, &s, &b);
@@ -611,7 +676,7 @@ int main(void) {
         cmocka_unit_test(test_format_settle), cmocka_unit_test(test_format_name),
         cmocka_unit_test(test_affine_tiles),  cmocka_unit_test(test_exact_tiles),
         cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_whole_tiles),
-        cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_ranges),        cmocka_unit_test(test_dropped_bits),
     };
     const struct CMUnitTest golden[] = {cmocka_unit_test(test_mlx_goldens)};
     int failed = cmocka_run_group_tests_name("quant", own, NULL, NULL);
