@@ -265,15 +265,17 @@ uint64_t cache_shadow_bytes(const struct kv_cache *c, const struct layout_rule *
 }
 
 /* What the ladder saves of a table's full pages once they are at the floor: not of those that have
- * shadows. */
+ * shadows, nor of those that stay (LADDER-6). */
 static uint64_t ladder_saves(const struct kv_cache *c, const struct layout_rule *r, uint32_t group,
                              uint32_t length) {
     const uint32_t full = length / TILE_TOKENS, tail = min_u32(r->tail_pages, full),
-                   end = (full - tail) * TILE_TOKENS;
+                   end = (full - tail) * TILE_TOKENS,
+                   stay = min_u32(LADDER_FIRST_PAGE * TILE_TOKENS, end);
     if (!c->ladder.n_rungs || r->layout[group] != LAYOUT_OWN)
         return 0;
     const struct layout_rule *floor = &c->ladder.rungs[c->ladder.n_rungs - 1];
-    return table_bytes(c, r, group, length, end) - table_bytes(c, floor, group, length, end);
+    return table_bytes(c, r, group, length, end) - table_bytes(c, r, group, length, stay) -
+           (table_bytes(c, floor, group, length, end) - table_bytes(c, floor, group, length, stay));
 }
 
 uint64_t all_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t length,
@@ -312,15 +314,16 @@ static uint64_t pages_crossed(uint32_t step) {
     return ((uint64_t)step + TILE_TOKENS - 2) / TILE_TOKENS + 1;
 }
 
-/* Bytes of so many pages after the exact start. With a ladder all but the newest are at its floor
- * if need be. */
+/* Bytes of so many pages after the exact start. With a ladder all are at its floor if need be, but
+ * the newest and those that stay (LADDER-6). */
 static uint64_t own_bytes(const struct kv_cache *c, uint32_t group, uint64_t pages, uint32_t step) {
     const uint64_t own = c->layouts[group][LAYOUT_OWN].page_bytes,
-                   newest = pages_crossed(step) + c->rule.tail_pages;
-    if (!c->ladder.n_rungs || pages <= newest)
+                   stay = c->rule.start_pages ? 0 : LADDER_FIRST_PAGE,
+                   best = stay + pages_crossed(step) + c->rule.tail_pages;
+    if (!c->ladder.n_rungs || pages <= best)
         return pages * own;
     const uint32_t floor = c->ladder.rungs[c->ladder.n_rungs - 1].layout[group];
-    return newest * own + (pages - newest) * c->layouts[group][floor].page_bytes;
+    return best * own + (pages - best) * c->layouts[group][floor].page_bytes;
 }
 
 /* The most bytes that one table holds up to `length`, wherever steps begin. What a step's first

@@ -19,6 +19,9 @@
  *   LADDER-4  Exchanging pages never exceeds the budget: room for one page is charged for it.
  *   LADDER-5  What was computed after re-encoded pages is marked, as are nodes with such pages:
  *             tiers get none of it, so records are the bytes that their tokens alone give.
+ *   LADDER-6  The first page of a sequence stays as it was made. All later tokens attend to its
+ *             first ones (attention sinks), so half of what a format costs is that page's
+ *             (docs/quality.md).
  *
  * Choosing a page looks at all nodes: 2 ms for 50,000 of them, where re-encoding a page of SmolLM2
  * takes 15 to 30 ms on two cores.
@@ -101,8 +104,8 @@ static bool is_before(const struct descent *a, const struct descent *b) {
     return a->held != b->held ? a->held < b->held : a->key < b->key;
 }
 
-static bool can_descend(const struct kv_cache *c, uint32_t rank) {
-    return rank < c->ladder.n_rungs;
+static bool can_descend(const struct kv_cache *c, uint32_t number, uint32_t rank) {
+    return number >= LADDER_FIRST_PAGE && rank < c->ladder.n_rungs;
 }
 
 /* LADDER-3: whether listed sequences are all that hold the page beside the tree. */
@@ -125,7 +128,8 @@ static void look_at_node(const struct kv_cache *c, uint32_t x, struct descent *b
         now.rank = ladder_rank(c, now.group, now.page.layout);
         now.held = page_is_live(c->pool, now.page.addr) ? HELD_BY_BOTH : HELD_BY_TREE;
         now.key = node_use_key(t, x);
-        if (can_descend(c, now.rank) && is_before(&now, best) && holders_are_known(c, &now))
+        if (can_descend(c, now.number, now.rank) && is_before(&now, best) &&
+            holders_are_known(c, &now))
             *best = now;
     }
 }
@@ -146,7 +150,7 @@ static void look_at_sequences(const struct kv_cache *c, struct descent *best) {
                 now.number = number_at(s, now.group, i);
                 now.page = s->tables[now.group].pages[i];
                 now.rank = ladder_rank(c, now.group, now.page.layout);
-                if (can_descend(c, now.rank) && is_before(&now, best) &&
+                if (can_descend(c, now.number, now.rank) && is_before(&now, best) &&
                     full_page(s, now.group, now.number) && holders_are_known(c, &now) &&
                     !page_is_stored(c->pool, now.page.addr))
                     *best = now;
@@ -235,8 +239,9 @@ uint64_t kv_cache_ladder_bytes(const struct kv_cache *c) {
         for (uint32_t g = 0; g < c->n_groups; g++)
             for (uint32_t i = 0; i < s->tables[g].n; i++) {
                 const struct kv_page page = s->tables[g].pages[i];
-                if (!can_descend(c, ladder_rank(c, g, page.layout)) ||
-                    !full_page(s, g, number_at(s, g, i)))
+                const uint32_t number = number_at(s, g, i);
+                if (!can_descend(c, number, ladder_rank(c, g, page.layout)) ||
+                    !full_page(s, g, number))
                     continue;
                 /* each of those who share it counts its part */
                 bytes += (c->layouts[g][page.layout].page_bytes -

@@ -3,6 +3,7 @@
  * and what is left of its rows. The name of each test says what it holds. */
 #include "model_files.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "cache/seq_internal.h"
@@ -126,6 +127,9 @@ static uint32_t held_rank(const kvasir_seq *s, uint32_t number) {
 
 /* ---- order and floor ------------------------------------------------------------------------- */
 
+/* Pages that go down of a prompt of TOKENS: all but the first. */
+enum { DOWN = PAGES - 1 };
+
 static void test_least_used_first_and_all_of_a_rank_before_the_next(void **state) {
     (void)state;
     struct world w = roomy_world(NULL);
@@ -137,23 +141,27 @@ static void test_least_used_first_and_all_of_a_rank_before_the_next(void **state
     need(kvasir_seq_create(w.ctx, &alone, &err));
     need(kvasir_seq_eval(alone, text[3], TOKENS, NULL, &err));
     for (uint32_t rank = 0; rank < 2; rank++) {
-        for (uint32_t i = 0; i < 4 * PAGES; i++) {
+        for (uint32_t i = 0; i < 4 * DOWN; i++) {
             /* stored and old, stored and new, held by a sequence, not stored */
-            for (uint32_t k = 0; k < PAGES; k++) {
-                assert_int_equal(stored_rank(&w, 1, k), rank + (k < i));
-                assert_int_equal(stored_rank(&w, 2, k), rank + (k + PAGES < i));
-                assert_int_equal(stored_rank(&w, 0, k), rank + (k + 2 * PAGES < i));
-                assert_int_equal(held_rank(live, k), rank + (k + 2 * PAGES < i));
-                assert_int_equal(held_rank(alone, k), rank + (k + 3 * PAGES < i));
+            for (uint32_t k = 0; k < DOWN; k++) {
+                assert_int_equal(stored_rank(&w, 1, k + 1), rank + (k < i));
+                assert_int_equal(stored_rank(&w, 2, k + 1), rank + (k + DOWN < i));
+                assert_int_equal(stored_rank(&w, 0, k + 1), rank + (k + 2 * DOWN < i));
+                assert_int_equal(held_rank(live, k + 1), rank + (k + 2 * DOWN < i));
+                assert_int_equal(held_rank(alone, k + 1), rank + (k + 3 * DOWN < i));
             }
             assert_true(one_down(&w));
             tree_check(w.tree);
         }
-        assert_int_equal(kv_cache_descended(w.cache, rank), 4 * PAGES);
+        assert_int_equal(kv_cache_descended(w.cache, rank), 4 * DOWN);
     }
     assert_false(one_down(&w));
     assert_int_equal(held_rank(live, PAGES), 0); /* it is not full */
-    assert_int_equal(seq_descended_pages(live->seq), PAGES);
+    assert_int_equal(seq_descended_pages(live->seq), DOWN);
+    for (int p = 0; p < 3; p++)
+        assert_int_equal(stored_rank(&w, p, 0), 0); /* the first page stays */
+    assert_int_equal(held_rank(alone, 0), 0);
+    assert_int_equal(kv_cache_ladder_bytes(w.cache), 0);
     kvasir_seq_destroy(alone);
     end(&w, live, &at);
     close_world(&w);
@@ -167,7 +175,7 @@ static void test_no_page_goes_below_the_floor(void **state) {
         struct world w = roomy_world(FLOORS[i]);
         store(&w, 1, TOKENS);
         all_down(&w);
-        for (uint32_t k = 0; k < PAGES; k++)
+        for (uint32_t k = 1; k < PAGES; k++)
             assert_int_equal(stored_rank(&w, 1, k), RANKS[i]);
         close_world(&w);
     }
@@ -193,7 +201,7 @@ static void test_nothing_is_evicted_before_all_is_at_the_floor(void **state) {
         assert_int_equal(now, down + (tree_stats(w.tree).evicted_pages == 0));
         down = now;
     }
-    assert_int_equal(down, 2 * 3 * PAGES);
+    assert_int_equal(down, 2 * 3 * DOWN);
     assert_int_equal(tree_stats(w.tree).evicted_pages, 3 * PAGES);
     close_world(&w);
 }
@@ -259,11 +267,11 @@ static void test_all_who_hold_a_page_get_the_other_one(void **state) {
     need(kvasir_seq_fork(a, &reader, &err));
     seq_unlist(reader->seq); /* as a load's, whose pages others write to */
     all_down(&w);
-    for (uint32_t k = 0; k < PAGES; k++)
+    for (uint32_t k = 1; k < PAGES; k++)
         assert_int_equal(stored_rank(&w, 0, k) + held_rank(b, k) + held_rank(reader, k), 0);
     kvasir_seq_destroy(reader);
     all_down(&w);
-    for (uint32_t k = 0; k < PAGES; k++) {
+    for (uint32_t k = 1; k < PAGES; k++) {
         assert_int_equal(stored_rank(&w, 0, k), 2);
         assert_int_equal(held_rank(b, k), 2);
         assert_int_equal(a->seq->tables[0].pages[k].addr, b->seq->tables[0].pages[k].addr);
@@ -282,16 +290,16 @@ static void test_what_waits_for_a_tier_and_the_exact_tail_stay(void **state) {
     struct tree_cursor at;
     kvasir_seq *s = begin(&w, 0, TOKENS + 1, &at);
     const uint32_t root = tree_find_root(w.tree, "", 0),
-                   x = tree_walk(w.tree, root, text[0], TILE_TOKENS, TILE_TOKENS).node;
+                   x = tree_walk(w.tree, root, text[0], 2 * TILE_TOKENS, 2 * TILE_TOKENS).node;
     w.tree->nodes[x].queued = 1;
     all_down(&w);
-    assert_int_equal(held_rank(s, 0), 0);
-    assert_int_equal(held_rank(s, 1), 2);
+    assert_int_equal(held_rank(s, 1), 0);
+    assert_int_equal(held_rank(s, 2), 2);
     assert_int_equal(held_rank(s, PAGES - 1), 0); /* a query sees its shadow */
     assert_false(w.tree->nodes[x].descended);
     w.tree->nodes[x].queued = 0;
     all_down(&w);
-    assert_int_equal(held_rank(s, 0), 2);
+    assert_int_equal(held_rank(s, 1), 2);
     assert_true(w.tree->nodes[x].descended);
     end(&w, s, &at);
     close_world(&w);
@@ -316,25 +324,36 @@ static void test_what_comes_after_such_pages_is_marked(void **state) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* Squared error of a part's rows of layer 0, which depend on their tokens alone. */
-static double squared_error(const kvasir_seq *a, const kvasir_seq *b, enum tile_kind part) {
-    const uint32_t dim = a->ctx->cache->groups[0].shape.head_dim;
+/* What rows of layer 0, which depend on their tokens alone, are beside exact ones. */
+struct distance {
+    double squared; /* error */
+    double gain;    /* least squares: each is so many times the exact one */
+};
+
+static struct distance distance_of(const kvasir_seq *exact, const kvasir_seq *of,
+                                   enum tile_kind part) {
+    const uint32_t dim = exact->ctx->cache->groups[0].shape.head_dim;
     float rows[2][TILE_TOKENS * 256];
-    double sum = 0;
+    double squared = 0, along = 0, squares = 0;
     bool centred;
-    for (uint32_t k = 0; k < PAGES; k++) {
-        need(
-            seq_read(a->seq, 0, part, 0, 0, k * TILE_TOKENS, TILE_TOKENS, rows[0], &centred, &err));
-        need(
-            seq_read(b->seq, 0, part, 0, 0, k * TILE_TOKENS, TILE_TOKENS, rows[1], &centred, &err));
-        for (uint32_t i = 0; i < TILE_TOKENS * dim; i++)
-            sum += ((double)rows[0][i] - (double)rows[1][i]) *
-                   ((double)rows[0][i] - (double)rows[1][i]);
+    for (uint32_t k = 1; k < PAGES; k++) {
+        need(seq_read(exact->seq, 0, part, 0, 0, k * TILE_TOKENS, TILE_TOKENS, rows[0], &centred,
+                      &err));
+        need(seq_read(of->seq, 0, part, 0, 0, k * TILE_TOKENS, TILE_TOKENS, rows[1], &centred,
+                      &err));
+        for (uint32_t i = 0; i < TILE_TOKENS * dim; i++) {
+            const double x = (double)rows[0][i], y = (double)rows[1][i];
+            squared += (y - x) * (y - x);
+            along += x * y;
+            squares += x * x;
+        }
     }
-    return sum;
+    return (struct distance){squared, along / squares};
 }
 
-/* Three roundings instead of one: a step of 4 bits adds 1/4.6 of the error of one of 3 bits. */
+/* Three roundings instead of one: a step of 4 bits adds 1/4.6 of the error of one of 3 bits, and
+ * codes that lose a bit have an eighth less than new ranges. Errors that all have one sign would
+ * cost far more than their squares say. */
 static void test_the_way_down_costs_little_more_than_the_floor(void **state) {
     (void)state;
     const char *const bits[] = {"f32", "t3", "auto"};
@@ -347,13 +366,15 @@ static void test_the_way_down_costs_little_more_than_the_floor(void **state) {
         need(kvasir_seq_eval(s[i], text[0], TOKENS, NULL, &err));
     }
     for (int part = TILE_K; part <= TILE_V; part++)
-        assert_true(squared_error(s[0], s[2], part) < squared_error(s[0], s[1], part) / 3);
+        assert_true(distance_of(s[0], s[2], part).squared <
+                    distance_of(s[0], s[1], part).squared / 3);
     all_down(&w[2]);
     for (int part = TILE_K; part <= TILE_V; part++) {
-        const double floor = squared_error(s[0], s[1], part),
-                     down = squared_error(s[0], s[2], part);
-        if (down > 1.4 * floor)
-            fail_msg("part %d: %g instead of %g", part, down, floor);
+        const struct distance floor = distance_of(s[0], s[1], part),
+                              down = distance_of(s[0], s[2], part);
+        if (down.squared > 1.15 * floor.squared || fabs(down.gain - 1) > 0.03)
+            fail_msg("part %d: %g instead of %g, times %g instead of %g", part, down.squared,
+                     floor.squared, down.gain, floor.gain);
     }
     for (int i = 0; i < 3; i++) {
         kvasir_seq_destroy(s[i]);
