@@ -20,10 +20,10 @@ kvasir_status host_weight_put(struct backend *b, const struct weight *w,
                               const struct backend_weight **out, kvasir_error *err);
 void host_weight_drop(struct backend *b, const struct backend_weight *w);
 
-/* All but read and write: the null backend, which has no bytes, has its own. */
+/* All but read and write: the null backend, which has no bytes, has its own; and but weight_put:
+ * the CPU's places weights. */
 #define HOST_MEMBERS                                                                               \
     .flush = host_flush, .alloc = host_alloc, .free = host_free, .upload = host_upload,            \
-    .upload_free = host_upload_free, .fetch = host_fetch, .weight_put = host_weight_put,           \
-    .weight_drop = host_weight_drop
+    .upload_free = host_upload_free, .fetch = host_fetch, .weight_drop = host_weight_drop
 
 #endif

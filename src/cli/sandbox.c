@@ -95,7 +95,8 @@ static const struct call LOADING[] = {
     CALL(open), CALL(openat), CALL(stat), CALL(newfstatat), CALL(statx), CALL(access),
     CALL(faccessat), CALL(faccessat2), CALL(fstatfs), CALL(statfs), CALL(getdents64),
     CALL(readlink), CALL(readlinkat), CALL(fadvise64), CALL(mlock), CALL(mlock2), CALL(munlock),
-    CALL(mkdir), CALL(mkdirat), CALL_IF(arch_prctl, EQUAL(0, REQUEST_STATE)), END,
+    CALL(mkdir), CALL(mkdirat), CALL(sched_setaffinity), CALL(mbind),
+    CALL_IF(move_pages, EQUAL(0, 0)), CALL_IF(arch_prctl, EQUAL(0, REQUEST_STATE)), END,
 };
 /* Replaces a file: file_replace_begin and what follows. */
 static const struct call KEEPING[] = {

@@ -8,6 +8,7 @@
  *   items: a worker takes the items of its own part, which are neighbours, one by one by
  *          incrementing `next`, then what is left of the others' parts. Neighbours matter: what one
  *          item fetches ahead is the next one's, and both must run on one core (docs/speed.md).
+ *   nodes: on several memory nodes it turns to the parts of its own node first.
  *   idle:  a worker spins for a while (a decode step issues hundreds of runs, microseconds apart),
  *          then parks on a futex over `epoch`. `sleepers` tells whether a wake-up call is needed.
  *
@@ -19,6 +20,7 @@
  *   THREADS-3  A part's `next` may run past its `end` by at most the number of workers: it never
  *              wraps.
  */
+#define _GNU_SOURCE /* pthread_setaffinity_np */
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -26,7 +28,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "util/util.h"
+#include "util/topology.h"
 
 /* Some 20 to 80 microseconds of `pause`: longer than the serial gaps between two runs of a step,
  * short compared with the time slice that another process on the same core would lose. */
@@ -48,6 +50,7 @@ struct part {
 
 struct thread_pool {
     int threads;
+    struct thread_nodes nodes;
     struct worker *workers; /* [threads - 1] */
     thread_fn *fn;
     void *ctx;
@@ -76,7 +79,7 @@ static void futex_wake_all(atomic_uint *word) {
 
 static void work(struct thread_pool *p, int worker) {
     for (int i = 0; i < p->threads; i++) {
-        struct part *part = &p->parts[(worker + i) % p->threads];
+        struct part *part = &p->parts[thread_nodes_turn(&p->nodes, worker, i)];
         while (atomic_load_explicit(&part->next, memory_order_relaxed) < part->end) {
             size_t item = atomic_fetch_add_explicit(&part->next, 1, memory_order_relaxed);
             if (item < part->end)
@@ -85,10 +88,10 @@ static void work(struct thread_pool *p, int worker) {
     }
 }
 
-static void cut_parts(struct thread_pool *p, size_t items) {
-    const size_t share = (items + (size_t)p->threads - 1) / (size_t)p->threads;
-    size_t first = 0;
-    for (int i = 0; i < p->threads; i++) {
+/* Items [first, items) become the parts of threads [thread, threads). */
+static void cut_parts(struct thread_pool *p, int thread, int threads, size_t first, size_t items) {
+    const size_t n = (size_t)(threads - thread), share = n ? (items - first + n - 1) / n : 0;
+    for (int i = thread; i < threads; i++) {
         const size_t end = items - first < share ? items : first + share;
         atomic_store_explicit(&p->parts[i].next, first, memory_order_relaxed);
         p->parts[i].end = end;
@@ -143,12 +146,25 @@ static void raise_epoch(struct thread_pool *p) {
         futex_wake_all(&p->epoch);
 }
 
+/* Where the system refuses, the thread runs anywhere. */
+static void bind(pthread_t thread, const struct cpu_mask *cpus) {
+    (void)pthread_setaffinity_np(thread, sizeof cpus->bits, (const cpu_set_t *)cpus->bits);
+}
+
 kvasir_status thread_pool_create(struct thread_pool **out, int threads, kvasir_error *err) {
+    static const struct topology one_node = {.cpus = 1, .cores = 1, .nodes = 1};
+    return thread_pool_create_on(out, threads, &one_node, err);
+}
+
+kvasir_status thread_pool_create_on(struct thread_pool **out, int threads, const struct topology *t,
+                                    kvasir_error *err) {
     ASSERT(threads > 0 && threads < JOB_OPEN);
+    struct cpu_mask cpus;
     struct thread_pool *p = mem_alloc_aligned(sizeof *p);
     if (!p)
         return fail(err, KVASIR_ERR_MEMORY, "thread pool: out of memory");
     p->threads = 1;
+    topology_deal(t, threads, &p->nodes);
     p->workers = mem_calloc((size_t)threads, sizeof *p->workers);
     p->parts = mem_alloc_aligned((size_t)threads * sizeof *p->parts);
     if (!p->workers || !p->parts) {
@@ -163,6 +179,10 @@ kvasir_status thread_pool_create(struct thread_pool **out, int threads, kvasir_e
             return fail(err, KVASIR_ERR_MEMORY, "cannot start thread %d of %d", i + 1, threads);
         }
         p->threads++;
+        if (p->nodes.n > 1) {
+            topology_node_cpus(t, thread_nodes_of(&p->nodes, i), &cpus);
+            bind(w->thread, &cpus);
+        }
     }
     *out = p;
     return KVASIR_OK;
@@ -180,16 +200,21 @@ void thread_pool_destroy(struct thread_pool *p) {
     mem_free(p);
 }
 
-void thread_pool_run(struct thread_pool *p, size_t items, thread_fn *fn, void *ctx) {
-    if (items <= 1 || p->threads == 1) {
-        for (size_t i = 0; i < items; i++)
-            fn(ctx, i, 0);
-        return;
+/* Whether that was all. */
+static bool run_alone(const struct thread_pool *p, size_t items, thread_fn *fn, void *ctx) {
+    if (items > 1 && p->threads > 1) {
+        ASSERT(atomic_load_explicit(&p->state, memory_order_relaxed) == 0); /* THREADS-1 */
+        return false;
     }
-    ASSERT(atomic_load_explicit(&p->state, memory_order_relaxed) == 0); /* THREADS-1 */
+    for (size_t i = 0; i < items; i++)
+        fn(ctx, i, 0);
+    return true;
+}
+
+/* Runs the parts, which are cut. */
+static void run(struct thread_pool *p, thread_fn *fn, void *ctx) {
     p->fn = fn;
     p->ctx = ctx;
-    cut_parts(p, items);
     atomic_store_explicit(&p->state, JOB_OPEN, memory_order_release);
     raise_epoch(p);
     work(p, 0);
@@ -203,4 +228,24 @@ void thread_pool_run(struct thread_pool *p, size_t items, thread_fn *fn, void *c
         }
         cpu_pause();
     }
+}
+
+void thread_pool_run(struct thread_pool *p, size_t items, thread_fn *fn, void *ctx) {
+    if (run_alone(p, items, fn, ctx))
+        return;
+    cut_parts(p, 0, p->threads, 0, items);
+    run(p, fn, ctx);
+}
+
+void thread_pool_run_on(struct thread_pool *p, const size_t *ends, thread_fn *fn, void *ctx) {
+    const struct thread_nodes *n = &p->nodes;
+    size_t first = 0;
+    if (run_alone(p, ends[n->n - 1], fn, ctx))
+        return;
+    for (int i = 0; i < n->n; i++) {
+        ASSERT(ends[i] >= first);
+        cut_parts(p, n->first[i], n->first[i + 1], first, ends[i]);
+        first = ends[i];
+    }
+    run(p, fn, ctx);
 }

@@ -103,6 +103,12 @@ static int by_node(const void *a, const void *b) {
     return x->node != y->node ? x->node - y->node : x->cpu - y->cpu;
 }
 
+static void set_cpus(struct topology *t, const struct cpu_mask *cpus, int index) {
+    for (int cpu = 0; cpu < TOPOLOGY_CPUS_MAX; cpu++)
+        if (cpu_mask_has(cpus, cpu))
+            t->cpu_node[cpu] = (uint8_t)index;
+}
+
 /* Gives the cores of a node its index. False: there are none. */
 static bool claim(struct topology *t, const struct cpu_mask *cpus, uint16_t index) {
     bool any = false;
@@ -114,14 +120,20 @@ static bool claim(struct topology *t, const struct cpu_mask *cpus, uint16_t inde
     return any;
 }
 
-static void make_one_node(struct topology *t) {
+static void make_one_node(struct topology *t, const struct cpu_mask *allowed) {
+    set_cpus(t, allowed, 0);
     t->nodes = 1;
     t->node_number[0] = 0;
     for (int i = 0; i < t->cores; i++)
         t->core[i].node = 0;
 }
 
-static void find_nodes(struct topology *t, const char *root) {
+static void keep_only(struct cpu_mask *from, const struct cpu_mask *those) {
+    for (size_t i = 0; i < sizeof from->bits / sizeof *from->bits; i++)
+        from->bits[i] &= those->bits[i];
+}
+
+static void find_nodes(struct topology *t, const char *root, const struct cpu_mask *allowed) {
     char path[PATH_BYTES];
     struct cpu_mask online, cpus; /* a list of nodes has the same syntax */
     snprintf(path, sizeof path, "%s/sys/devices/system/node/online", root);
@@ -136,14 +148,16 @@ static void find_nodes(struct topology *t, const char *root) {
         if (!read_list(path, &cpus) || !claim(t, &cpus, (uint16_t)t->nodes))
             continue;
         if (t->nodes == TOPOLOGY_NODES_MAX) {
-            make_one_node(t);
+            make_one_node(t, allowed);
             return;
         }
+        keep_only(&cpus, allowed);
+        set_cpus(t, &cpus, t->nodes);
         t->node_number[t->nodes++] = (uint16_t)n;
     }
     for (int i = 0; i < t->cores; i++)
         if (t->core[i].node == UINT16_MAX) { /* a core without a node: trust none of them */
-            make_one_node(t);
+            make_one_node(t, allowed);
             return;
         }
     qsort(t->core, (size_t)t->cores, sizeof *t->core, by_node);
@@ -183,10 +197,11 @@ static double find_quota(const char *root) {
 
 void topology_read_from(struct topology *t, const char *root, const struct cpu_mask *allowed) {
     memset(t, 0, sizeof *t);
+    memset(t->cpu_node, NODE_NONE, sizeof t->cpu_node);
     find_cores(t, root, allowed);
     if (t->cores == 0) /* the mask could not be read */
         t->cpus = t->cores = 1;
-    find_nodes(t, root);
+    find_nodes(t, root, allowed);
     t->quota = find_quota(root);
     ASSERT(t->cpus >= t->cores && t->cores >= t->nodes && t->nodes >= 1);
 }
@@ -213,4 +228,29 @@ void topology_read(struct topology *t) {
 int topology_threads(const struct topology *t) {
     const int granted = t->quota > 0 && t->quota < t->cores ? (int)t->quota : t->cores;
     return granted > 1 ? granted : 1;
+}
+
+/* ---- threads --------------------------------------------------------------------------------- */
+
+/* Thread i is of the node of core i * cores / threads: cores are in the order of nodes. */
+void topology_deal(const struct topology *t, int threads, struct thread_nodes *out) {
+    int thread = 0;
+    ASSERT(threads > 0 && t->nodes >= 1);
+    out->n = threads > 1 ? t->nodes : 1;
+    for (int node = 0; node + 1 < out->n; node++) {
+        out->first[node] = thread;
+        while (thread < threads &&
+               t->core[(int64_t)thread * t->cores / threads].node == (uint16_t)node)
+            thread++;
+    }
+    out->first[out->n - 1] = thread;
+    out->first[out->n] = threads;
+}
+
+void topology_node_cpus(const struct topology *t, int node, struct cpu_mask *out) {
+    memset(out, 0, sizeof *out);
+    ASSERT(node >= 0 && node < t->nodes);
+    for (int cpu = 0; cpu < TOPOLOGY_CPUS_MAX; cpu++)
+        if (t->cpu_node[cpu] == node)
+            out->bits[cpu / 64] |= 1ULL << (cpu % 64);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How often a layer's threads meet. A run of several items ends when all of them are done; each
  * such end is a barrier, and on many cores a decode step of a small model waits there longer than
- * it computes. Runs are counted in thread_pool_run, which the linker replaces. */
+ * it computes. Runs are counted in thread_pool_run and thread_pool_run_on, which the linker
+ * replaces. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,6 +25,14 @@ void __wrap_thread_pool_run(struct thread_pool *p, size_t items, thread_fn *fn, 
 void __wrap_thread_pool_run(struct thread_pool *p, size_t items, thread_fn *fn, void *ctx) {
     barriers += items > 1;
     __real_thread_pool_run(p, items, fn, ctx);
+}
+
+void __real_thread_pool_run_on(struct thread_pool *p, const size_t *ends, thread_fn *fn, void *ctx);
+void __wrap_thread_pool_run_on(struct thread_pool *p, const size_t *ends, thread_fn *fn, void *ctx);
+void __wrap_thread_pool_run_on(struct thread_pool *p, const size_t *ends, thread_fn *fn,
+                               void *ctx) {
+    barriers += ends[0] > 1; /* of the only node */
+    __real_thread_pool_run_on(p, ends, fn, ctx);
 }
 
 static void need(kvasir_status status) {

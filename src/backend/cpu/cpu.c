@@ -12,7 +12,7 @@
 
 #include "backend/cpu/attention.h"
 #include "backend/host.h"
-#include "util/topology.h"
+#include "util/node_memory.h"
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -50,8 +50,10 @@ static void cpu_info(const struct backend *base, struct backend_info *out) {
                                  .rows_max = UINT32_MAX,
                                  .logit_rows = LOGIT_ROWS,
                                  .gives_pages_back = true};
-    snprintf(out->name, sizeof out->name, "CPU, %s, %d thread%s", out->tier, b->threads,
-             b->threads == 1 ? "" : "s");
+    const int n = snprintf(out->name, sizeof out->name, "CPU, %s, %d thread%s", out->tier,
+                           b->threads, b->threads == 1 ? "" : "s");
+    if (b->nodes.n > 1)
+        snprintf(out->name + n, sizeof out->name - (size_t)n, " on %d memory nodes", b->nodes.n);
 }
 
 static kvasir_status cpu_check_layout(const struct backend *b, const struct page_layout *l,
@@ -121,17 +123,27 @@ static kvasir_status cpu_reserve(struct backend *base, const struct backend_limi
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static struct backend_arena *cpu_arena_create(struct backend *b, size_t bytes) {
-    (void)b;
+static kvasir_status cpu_weight_put(struct backend *b, const struct weight *w,
+                                    const struct backend_weight **out, kvasir_error *err) {
+    cpu_weight_place(cpu_of(b), w);
+    return host_weight_put(b, w, out, err);
+}
+
+/* On several memory nodes pages take turns at them: any thread may read any page (nodes.c). */
+static struct backend_arena *cpu_arena_create(struct backend *base, size_t bytes) {
+    const struct cpu_backend *b = cpu_of(base);
     struct backend_arena *a = mem_calloc(1, sizeof *a);
     if (!a)
         return NULL;
     a->bytes = bytes;
     a->base = mem_reserve(bytes);
-    if (a->base)
-        return a;
-    mem_free(a);
-    return NULL;
+    if (!a->base) {
+        mem_free(a);
+        return NULL;
+    }
+    if (b->nodes.n > 1)
+        node_memory_interleave(a->base, bytes, &b->machine);
+    return a;
 }
 
 static void cpu_arena_destroy(struct backend *b, struct backend_arena *a) {
@@ -474,6 +486,7 @@ static void cpu_host_run(struct backend *b, size_t items, thread_fn *fn, void *c
 static const struct backend_ops CPU_OPS = {HOST_MEMBERS,
                                            .read = host_read,
                                            .write = host_write,
+                                           .weight_put = cpu_weight_put,
                                            .arena_populate = cpu_arena_populate,
                                            .arena_host = cpu_arena_host,
                                            .host_run = cpu_host_run,
@@ -488,16 +501,19 @@ kvasir_status backend_cpu_create(struct backend **out, const struct backend_cpu_
     if (opt->threads < 0 || opt->threads > 1024)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "context.threads",
                           "%d is not between 0 (auto) and 1024", opt->threads);
-    struct topology machine;
     struct cpu_backend *b = mem_calloc(1, sizeof *b);
     if (!b)
         return fail(err, KVASIR_ERR_MEMORY, "backend: out of memory");
     b->base.ops = &CPU_OPS;
-    topology_read(&machine);
-    b->threads = opt->threads ? opt->threads : topology_threads(&machine);
+    if (opt->machine)
+        b->machine = *opt->machine;
+    else
+        topology_read(&b->machine);
+    b->threads = opt->threads ? opt->threads : topology_threads(&b->machine);
+    topology_deal(&b->machine, b->threads, &b->nodes);
     b->act_bits = opt->act_bits;
     kernels_select(&b->kernels, opt->tier);
-    kvasir_status status = thread_pool_create(&b->pool, b->threads, err);
+    kvasir_status status = thread_pool_create_on(&b->pool, b->threads, &b->machine, err);
     if (status == KVASIR_OK) {
         b->scratch = mem_calloc((size_t)b->threads, sizeof *b->scratch);
         if (!b->scratch)

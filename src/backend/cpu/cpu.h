@@ -10,6 +10,7 @@ struct backend_cpu_options {
     enum cpu_tier tier; /* at most this one; CPU_TIER_COUNT: the best this machine has */
     /* 8 or 16: planes that activations are rounded to before a product with quantized weights */
     int act_bits;
+    const struct topology *machine; /* NULL: this one; others in tests */
 };
 kvasir_status backend_cpu_create(struct backend **out, const struct backend_cpu_options *options,
                                  kvasir_error *err) MUST_CHECK;

@@ -7,6 +7,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/kernels.h"
+#include "util/topology.h"
 
 /* Query rows (tokens x heads of one KV head) that share each tile: enough that unpacking a tile is
  * a few percent, few enough that their scores of one split (64 x 512 floats) stay in L2. */
@@ -100,6 +101,8 @@ struct cpu_backend {
     struct kernels kernels;
     struct thread_pool *pool;
     int threads, act_bits;
+    struct topology machine;
+    struct thread_nodes nodes;      /* of the threads */
     struct backend_limits limits;   /* what scratch was made for */
     struct product_input input;     /* of op_matmul: limits.rows x limits.dim */
     struct expert_scratch experts;  /* empty if limits.experts is 0 */
@@ -187,14 +190,34 @@ struct product_input product_input_part(const struct product_input *in, size_t f
                                         uint32_t rows);
 /* Whether matmuls with this type read codes, not floats. */
 bool product_takes_codes(enum weight_type t);
-/* Into how many ranges of so many outputs a matrix is cut. */
-static inline uint32_t product_ranges(const struct weight *w, uint32_t outputs) {
-    return (w->n + outputs - 1) / outputs;
-}
 /* y[r][i] = row r . w[i] (+ bias[i] if not NULL) for the outputs i of one range; y [rows][w->n],
  * at most limits.rows rows; outputs <= ITEM_OUTPUTS */
 void product_range(struct cpu_backend *b, const struct product_input *in, const struct weight *w,
                    uint32_t range, uint32_t outputs, const float *bias, float *y, int worker);
+
+/* ---- memory nodes (nodes.c) ------------------------------------------------------------------ */
+
+/* Ranges of outputs of matrices that are multiplied together, as items of a run: those of the first
+ * node, matrix by matrix, then those of the next. */
+struct product_items {
+    size_t ends[TOPOLOGY_NODES_MAX]; /* [nodes]: items of this node and those before it */
+    uint32_t n_spans;
+    struct item_span { /* of one node and matrix */
+        uint32_t first_item, matrix, first_range;
+    } spans[TOPOLOGY_NODES_MAX * MATMULS_MAX];
+};
+struct product_item {
+    uint32_t matrix, range;
+};
+/* outputs: of a range, a divisor of ITEM_OUTPUTS; count <= MATMULS_MAX. */
+void product_items_init(const struct cpu_backend *b, struct product_items *items,
+                        const struct backend_weight *const *w, uint32_t count, uint32_t outputs);
+struct product_item product_item_at(const struct product_items *items, size_t item);
+
+/* Outputs [node_first_output(b, n, i), node_first_output(b, n, i + 1)) of n are node i's. */
+uint32_t node_first_output(const struct cpu_backend *b, uint32_t n, int node);
+/* Has each node's rows of a matrix in its memory. Nothing with one node. */
+void cpu_weight_place(struct cpu_backend *b, const struct weight *w);
 
 /* ---- experts (experts.c) --------------------------------------------------------------------- */
 

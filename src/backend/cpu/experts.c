@@ -60,8 +60,9 @@ struct expert_job {
     const float *x, *logits;
     float *y;
     uint32_t rows, dim, expert_dim;
-    bool wide_codes, down_codes; /* some matrix that rows chose reads codes */
-    uint32_t ranges;             /* work items of one expert in the current matmuls */
+    bool wide_codes, down_codes;     /* some matrix that rows chose reads codes */
+    struct product_items items;      /* of one expert, in the current matmuls */
+    size_t ends[TOPOLOGY_NODES_MAX]; /* items of all that were chosen, as items.ends */
 };
 
 /* NaN counts as the largest, so that it is chosen and shows in the result. */
@@ -145,18 +146,33 @@ static void gather_item(void *ctx, size_t slot, int worker) {
 
 /* The expert of a work item, and its slots. */
 struct expert_item {
-    uint32_t e, range;
+    uint32_t e;
+    struct product_item at;
     size_t slot; /* its first */
     const struct expert *expert;
     struct product_input input;
 };
 
+/* Sets the items of the matrices that an expert multiplies together. */
+static void set_items(struct expert_job *j, const struct backend_weight *const *w, uint32_t count,
+                      size_t active) {
+    product_items_init(j->b, &j->items, w, count, ITEM_OUTPUTS);
+    for (int node = 0; node < j->b->nodes.n; node++)
+        j->ends[node] = active * j->items.ends[node];
+}
+
+/* A node has its ranges of one expert after the other. */
 static struct expert_item find_item(const struct expert_job *j, size_t item) {
     struct expert_scratch *s = j->s;
-    uint32_t e = s->active[item / j->ranges], slot = s->first[e];
+    int node = 0;
+    while (item >= j->ends[node])
+        node++;
+    const size_t first = node ? j->items.ends[node - 1] : 0, ranges = j->items.ends[node] - first;
+    item -= node ? j->ends[node - 1] : 0;
+    uint32_t e = s->active[item / ranges], slot = s->first[e];
     DEBUG_ASSERT(slot < s->first[e + 1]);
     return (struct expert_item){.e = e,
-                                .range = (uint32_t)(item % j->ranges),
+                                .at = product_item_at(&j->items, first + item % ranges),
                                 .slot = slot,
                                 .expert = &j->layer->experts[e],
                                 .input =
@@ -179,13 +195,12 @@ static void wide_item(void *ctx, size_t item, int worker) {
     const struct weight *w = &i.expert->gate->w;
     const float *bias = j->layer->gate_bias;
     float *y = j->s->wide;
-    if (i.range >= product_ranges(w, ITEM_OUTPUTS)) {
-        i.range -= product_ranges(w, ITEM_OUTPUTS);
+    if (i.at.matrix == 1) {
         w = &i.expert->up->w;
         bias = j->layer->up_bias;
         y = ups(j);
     }
-    product_range(j->b, &i.input, w, i.range, ITEM_OUTPUTS, bias_of(bias, i.e, w),
+    product_range(j->b, &i.input, w, i.at.range, ITEM_OUTPUTS, bias_of(bias, i.e, w),
                   y + i.slot * w->n, worker);
 }
 
@@ -211,7 +226,7 @@ static void down_item(void *ctx, size_t item, int worker) {
     const struct expert_job *j = ctx;
     struct expert_item i = find_item(j, item);
     const struct weight *w = &i.expert->down->w;
-    product_range(j->b, &i.input, w, i.range, ITEM_OUTPUTS, bias_of(j->layer->down_bias, i.e, w),
+    product_range(j->b, &i.input, w, i.at.range, ITEM_OUTPUTS, bias_of(j->layer->down_bias, i.e, w),
                   j->s->x + i.slot * w->n, worker);
 }
 
@@ -256,12 +271,11 @@ void cpu_experts(struct backend *base, const float *x, uint32_t rows, const floa
     }
     product_input_set(&s->input, s->x, slots, j.dim);
     thread_pool_run(b->pool, slots, gather_item, &j);
-    j.ranges = product_ranges(&any->gate->w, ITEM_OUTPUTS) +
-               (any->up ? product_ranges(&any->up->w, ITEM_OUTPUTS) : 0);
-    thread_pool_run(b->pool, active * j.ranges, wide_item, &j);
+    set_items(&j, (const struct backend_weight *[]){any->gate, any->up}, any->up ? 2 : 1, active);
+    thread_pool_run_on(b->pool, j.ends, wide_item, &j);
     product_input_set(&s->input, s->hidden, slots, j.expert_dim);
     thread_pool_run(b->pool, slots, hidden_item, &j);
-    j.ranges = product_ranges(&any->down->w, ITEM_OUTPUTS);
-    thread_pool_run(b->pool, active * j.ranges, down_item, &j);
+    set_items(&j, &any->down, 1, active);
+    thread_pool_run_on(b->pool, j.ends, down_item, &j);
     thread_pool_run(b->pool, rows, combine_row, &j);
 }

@@ -124,18 +124,15 @@ struct product_job {
     const float *const *bias;
     float *const *y;
     uint32_t outputs; /* of an item */
-    uint32_t
-        first_item[MATMULS_MAX + 1]; /* items of matrix i: [first_item[i], first_item[i + 1]) */
+    struct product_items items;
 };
 
 static void product_item(void *ctx, size_t item, int worker) {
     const struct product_job *j = ctx;
-    uint32_t i = 0;
-    while (item >= j->first_item[i + 1])
-        i++;
-    ASSERT(i < MATMULS_MAX);
-    product_range(j->b, &j->b->input, &j->w[i]->w, (uint32_t)item - j->first_item[i], j->outputs,
-                  j->bias[i], j->y[i], worker);
+    const struct product_item at = product_item_at(&j->items, item);
+    const uint32_t i = at.matrix;
+    product_range(j->b, &j->b->input, &j->w[i]->w, at.range, j->outputs, j->bias[i], j->y[i],
+                  worker);
 }
 
 static void pack_item(void *ctx, size_t item, int worker) {
@@ -158,11 +155,11 @@ void cpu_matmul(struct backend *base, const float *x, uint32_t rows,
     bool codes = false;
     for (uint32_t i = 0; i < count; i++) {
         ASSERT(w[i]->w.k == w[0]->w.k);
-        j.first_item[i + 1] = j.first_item[i] + product_ranges(&w[i]->w, j.outputs);
         codes |= product_takes_codes(w[i]->w.type);
     }
     product_input_set(&b->input, x, rows, w[0]->w.k);
     if (codes)
         thread_pool_run(b->pool, rows, pack_item, b);
-    thread_pool_run(b->pool, j.first_item[count], product_item, &j);
+    product_items_init(b, &j.items, w, count, j.outputs);
+    thread_pool_run_on(b->pool, j.items.ends, product_item, &j);
 }

@@ -189,11 +189,15 @@ static void null_step_begin(struct backend *b, const struct batch *batch, uint32
 
 #define MEMBER(name) .name = null_##name,
 static const struct backend_ops NULL_OPS = {HOST_MEMBERS, .read = null_read, .write = null_write,
-                                            BACKEND_MEMBERS(MEMBER)};
-static const struct backend_ops BYTES_OPS = {HOST_MEMBERS, .read = host_read, .write = host_write,
+                                            .weight_put = host_weight_put, BACKEND_MEMBERS(MEMBER)};
+static const struct backend_ops BYTES_OPS = {HOST_MEMBERS,
+                                             .read = host_read,
+                                             .write = host_write,
+                                             .weight_put = host_weight_put,
                                              .arena_host = null_arena_host,
                                              BACKEND_MEMBERS(MEMBER)};
 static const struct backend_ops LANES_OPS = {HOST_MEMBERS, .read = host_read, .write = host_write,
+                                             .weight_put = host_weight_put,
                                              LANE_MEMBERS(MEMBER) BACKEND_MEMBERS(MEMBER)};
 #undef MEMBER
 
