@@ -200,11 +200,11 @@ void product_range(struct cpu_backend *b, const struct product_input *in, const 
 /* Ranges of outputs of matrices that are multiplied together, as items of a run: those of the first
  * node, matrix by matrix, then those of the next. */
 struct product_items {
-    size_t ends[TOPOLOGY_NODES_MAX]; /* [nodes]: items of this node and those before it */
-    uint32_t n_spans;
+    uint32_t n_spans;  /* all that threads read: one cache line with one node */
     struct item_span { /* of one node and matrix */
         uint32_t first_item, matrix, first_range;
     } spans[TOPOLOGY_NODES_MAX * MATMULS_MAX];
+    size_t ends[TOPOLOGY_NODES_MAX]; /* [nodes]: items of this node and those before it */
 };
 struct product_item {
     uint32_t matrix, range;
