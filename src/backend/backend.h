@@ -285,7 +285,8 @@ struct page_conversion {
  * tile through quant/, so the new bytes depend on the old ones alone. Between bases a row is made
  * plain and then brought into the other one; between a centred K tile and one that is not,
  * rope(c, t) of the row's position is added or subtracted while it is plain. A tile that keeps its
- * format and basis is copied. To a page that is encoded whole goes a full one. */
+ * format and basis is copied, and one of a bit less in the same basis drops the codes' lowest bit
+ * (tile_drop_bit). To a page that is encoded whole goes a full one. */
 void page_convert(const struct page_conversion *c, const uint8_t *from, uint8_t *to);
 /* Of one head of a layer: that of others neither matters nor is touched. */
 void page_convert_head(const struct page_conversion *c, uint32_t layer, uint32_t head,

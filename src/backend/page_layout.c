@@ -151,6 +151,7 @@ static void tile_convert(const struct page_conversion *c, enum tile_kind part, u
         return;
     }
     if (same && tile_drops_bit(from, to)) {
+        ASSERT(c->rows == TILE_TOKENS);
         tile_drop_bit(from, in, to, out);
         return;
     }

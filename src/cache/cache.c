@@ -309,6 +309,20 @@ kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_grou
     return KVASIR_OK;
 }
 
+kvasir_status kv_cache_plan_shadows(const struct kv_shape *groups, uint32_t n_groups,
+                                    const struct kv_cache_options *opt, uint64_t *open_page,
+                                    uint64_t *tail, kvasir_error *err) {
+    struct kv_cache c = {0};
+    TRY(settle(&c, groups, n_groups, opt, err));
+    *open_page = *tail = 0;
+    for (uint32_t g = 0; g < n_groups; g++) {
+        const uint32_t shadow = cache_shadow_of(&c, g, LAYOUT_OWN);
+        *open_page += shadow == NO_LAYOUT ? 0 : c.layouts[g][shadow].page_bytes;
+        *tail += cache_tail_bytes(&c, g);
+    }
+    return KVASIR_OK;
+}
+
 /* The most pages that a step writes to. */
 static uint64_t pages_crossed(uint32_t step) {
     return ((uint64_t)step + TILE_TOKENS - 2) / TILE_TOKENS + 1;

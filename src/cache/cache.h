@@ -112,9 +112,9 @@ struct kv_cache_options {
     uint32_t keep;             /* with rotation: so many first tokens are always seen; < max_size */
     uint64_t state_bytes;      /* of one sequence's recurrent layers; 0: no such layers */
     uint64_t budget_bytes;
-    /* The ladder: full pages go from k, v to these formats, one after the other, as the budget
-     * fills. All are encoded when a page is full, and each takes fewer bytes than the one before.
-     * n_rungs 0: pages keep their formats. */
+    /* The ladder: full pages but a sequence's first go from k, v to these formats, one after the
+     * other, as the budget fills. All are encoded when a page is full, and each takes fewer bytes
+     * than the one before. n_rungs 0: pages keep their formats. */
     struct {
         struct kv_format k, v;
     } rungs[LADDER_RUNGS_MAX];
@@ -150,6 +150,11 @@ struct kv_pool *kv_cache_pool(struct kv_cache *c);
 kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_groups,
                                   const struct kv_cache_options *opt, uint32_t length,
                                   uint32_t step, uint64_t *bytes, kvasir_error *err) MUST_CHECK;
+/* Of that, what is 16-bit beside pages in formats that are encoded when a page is full: the open
+ * page, and the exact tail. 0: none. */
+kvasir_status kv_cache_plan_shadows(const struct kv_shape *groups, uint32_t n_groups,
+                                    const struct kv_cache_options *opt, uint64_t *open_page,
+                                    uint64_t *tail, kvasir_error *err) MUST_CHECK;
 /* The most bytes of pages and states that one sequence alone needs while it grows from nothing
  * to `length` in steps. Includes the copy of a page that it shares with the prefix tree. */
 uint64_t kv_cache_need_bytes(const struct kv_cache *c, uint32_t length, uint32_t step);

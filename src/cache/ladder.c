@@ -12,7 +12,7 @@
  *             r + 1 goes down while one of rank r can.
  *   LADDER-2  Of one rank, stored pages that no sequence holds go first, then stored pages that
  *             some hold: both in the order of eviction (node_use_key), whatever hangs below them.
- *             Then pages that the tree does not have: the oldest sequence's first, from its start.
+ *             Then pages that the tree does not have: the oldest sequence's first, in order.
  *   LADDER-3  A page is exchanged in all tables and nodes that hold it, or stays as it is: one that
  *             a tier's load holds too, or that waits to be written. So do pages that have a shadow
  *             (the exact tail), and 16-bit pages.
@@ -20,7 +20,7 @@
  *   LADDER-5  What was computed after re-encoded pages is marked, as are nodes with such pages:
  *             tiers get none of it, so records are the bytes that their tokens alone give.
  *   LADDER-6  The first page of a sequence stays as it was made. All later tokens attend to its
- *             first ones (attention sinks), so half of what a format costs is that page's
+ *             first ones (attention sinks), so half of what t3 costs is that page's
  *             (docs/quality.md).
  *
  * Choosing a page looks at all nodes: 2 ms for 50,000 of them, where re-encoding a page of SmolLM2

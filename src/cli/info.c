@@ -32,7 +32,6 @@ static const struct command COMMAND = {
 static const char *const FORMATS[] = {"f32", "f16", "bf16", "8",    "6",    "5",  "4",
                                       "3",   "2",   "8,4",  "r8,4", "t5,4", "t4", "t3"};
 static const char *const GROUPS[] = {"128", "64", "32"};
-enum { PAGE_TOKENS = 64 };
 
 /* Exact formats and tiles have no group size. */
 static bool has_groups(const char *format) {
@@ -73,8 +72,9 @@ static void print_formats(const kvasir_model *m, const kvasir_model_info *i) {
         }
     char open[24], token[24];
     printf("\nr and t formats encode a page when it is full: until then the newest tokens of a "
-           "sequence are\n16-bit, too, up to %s; so is --kv-exact-tail, %s a token.\n",
-           human_bytes((double)bytes16 * PAGE_TOKENS, open), human_bytes((double)bytes16, token));
+           "sequence are\n16-bit, too, up to %s; so are those of --kv-exact-tail, %s each.\n",
+           human_bytes((double)bytes16 * LAB_PAGE_TOKENS, open),
+           human_bytes((double)bytes16, token));
 }
 
 static int print_text(const kvasir_model *m, const kvasir_model_info *i) {
@@ -116,7 +116,8 @@ static json_t *formats_json(const kvasir_model *m) {
             put_text(o, "kv_group_size", groups ? GROUPS[g] : NULL);
             put_whole(o, "bytes_per_token", bytes);
             put_real(o, "ratio", ratio((double)bytes16, (double)bytes));
-            put_whole(o, "open_page_bytes", has_open_page(FORMATS[f]) ? bytes16 * PAGE_TOKENS : 0);
+            put_whole(o, "open_page_bytes",
+                      has_open_page(FORMATS[f]) ? bytes16 * LAB_PAGE_TOKENS : 0);
             json_array_append_new(list, o);
         }
     return list;

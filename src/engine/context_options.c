@@ -189,22 +189,6 @@ static bool has_tail(const struct settled *s) {
     return s->cache.exact_tail && kv_format_whole(s->cache.k);
 }
 
-/* What sequences take for shadows: 16-bit pages of groups whose pages are encoded when they are
- * full. */
-static void find_shadows(struct settled *s) {
-    for (uint32_t g = 0; g < s->n_groups; g++) {
-        const struct kv_shape *shape = &s->shapes[g];
-        const uint64_t page = (uint64_t)shape->layers * shape->kv_heads * shape->head_dim *
-                              TILE_TOKENS * 2 * sizeof(uint16_t),
-                       tail = round_up(s->cache.exact_tail, TILE_TOKENS),
-                       window = round_up(shape->window, TILE_TOKENS);
-        if (!kv_format_whole(shape->k.bits ? shape->k : s->cache.k))
-            continue;
-        s->open_page_bytes += page;
-        s->tail_bytes += (window && window < tail ? window : tail) / TILE_TOKENS * page;
-    }
-}
-
 /* Bytes of a token at the ladder's floor. */
 static uint64_t floor_bytes(const struct settled *s) {
     struct kv_cache_options floor = s->cache;
@@ -337,7 +321,8 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     TRY(settle_lengths(m, o, device, s, err));
     if (!s->visible) /* a longer one is the same */
         s->cache.exact_tail = min_u32(s->cache.exact_tail, s->ctx);
-    find_shadows(s);
+    TRY(kv_cache_plan_shadows(s->shapes, s->n_groups, &s->cache, &s->open_page_bytes,
+                              &s->tail_bytes, err));
     find_unused(m, o, s);
     if (!o->threads && strcmp(device->kind, "cpu") == 0)
         tell_threads(device, s);

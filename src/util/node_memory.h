@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* node_memory.h: on which memory node pages of the system lie (4 KiB or larger). Wishes: where the
- * kernel refuses (a container without CAP_SYS_NICE, a page that another process maps, too), they
- * stay where they are, and reading them only takes longer. From any thread. */
+/* node_memory.h: on which memory node pages of the system lie (4 KiB or larger). These are
+ * requests: where the kernel refuses (a container without CAP_SYS_NICE, a page that another process
+ * maps, too), pages stay where they are, and reading them only takes longer. From any thread. */
 #ifndef KVASIR_UTIL_NODE_MEMORY_H
 #define KVASIR_UTIL_NODE_MEMORY_H
 

@@ -38,7 +38,8 @@ PY
 
 good info "$tiny"
 grep -q '^KV cache' out || die "info: no table"
-grep -q 'up to 128.0 KiB; so is --kv-exact-tail, 2.0 KiB a token' out || die "info: no open page"
+grep -q 'up to 128.0 KiB; so are those of --kv-exact-tail, 2.0 KiB each' out ||
+    die "info: no open page"
 good info "$tiny" --json
 python3 - <<'PY' || die "info --json"
 import json, os

@@ -232,6 +232,11 @@ assert "the newest 64 tokens of a sequence are kept as f16, too: 128.0 KiB" in w
 for a, b in zip(was["lengths"], now["lengths"]):
     assert b["bytes"] - a["bytes"] == 2 * 64 * 4 * 2 * 64 * 4, (a, b)
 PY
+plan --kv-bits r8,4 --kv-exact-tail 1024 --max-kv-size 256 --kv-keep 4
+python3 - <<'PY' || die "an exact tail longer than what a token sees"
+import json
+assert json.load(open("out"))["tail_bytes"] == 4 * 64 * 4 * 2 * 64 * 4
+PY
 good serve -m "$tiny" --cache-memory-mb 64 --dry-run -q --kv-bits t4 --kv-exact-tail 100
 grep -q '^open page: .*: 128.0 KiB' out || die "$(cat out)"
 grep -q '^--kv-exact-tail: the last 128 .*: up to 256.0 KiB' out || die "$(cat out)"

@@ -52,8 +52,11 @@ static void cpu_info(const struct backend *base, struct backend_info *out) {
                                  .gives_pages_back = true};
     const int n = snprintf(out->name, sizeof out->name, "CPU, %s, %d thread%s", out->tier,
                            b->threads, b->threads == 1 ? "" : "s");
-    if (b->nodes.n > 1)
-        snprintf(out->name + n, sizeof out->name - (size_t)n, " on %d memory nodes", b->nodes.n);
+    int nodes = 0; /* that have threads */
+    for (int i = 0; i < b->nodes.n; i++)
+        nodes += b->nodes.first[i] < b->nodes.first[i + 1];
+    if (nodes > 1)
+        snprintf(out->name + n, sizeof out->name - (size_t)n, " on %d memory nodes", nodes);
 }
 
 static kvasir_status cpu_check_layout(const struct backend *b, const struct page_layout *l,
@@ -129,7 +132,7 @@ static kvasir_status cpu_weight_put(struct backend *b, const struct weight *w,
     return host_weight_put(b, w, out, err);
 }
 
-/* On several memory nodes pages take turns at them: any thread may read any page (nodes.c). */
+/* On several memory nodes pages are interleaved: any thread may read any page (nodes.c). */
 static struct backend_arena *cpu_arena_create(struct backend *base, size_t bytes) {
     const struct cpu_backend *b = cpu_of(base);
     struct backend_arena *a = mem_calloc(1, sizeof *a);

@@ -10,13 +10,14 @@
  * Items are numbered by node, so that neighbours stay neighbours. Who computes an item changes no
  * bit: a thread that has nothing left takes items of its own node, then of others (util/threads.c).
  *
- * A mapped file's pages are in the page cache, which has no wishes of its own: they come to lie
+ * A mapped file's pages are in the page cache, which has no memory policy: they come to lie
  * where they are first read. So each node's threads read the rows of the node when the matrix is
  * put, and move what lay elsewhere before.
  *
  * Left out: scales that are arrays of their own (MLX folders: a tenth of the bytes), scratch and
  * activations, which are in caches. Pages of the KV cache hold all heads of all layers of a group,
- * so no node can have them: they take turns (cpu_arena_create), and attention has no preference.
+ * so no node can have them: they are interleaved (cpu_arena_create), and attention has no
+ * preference.
  */
 #include "backend/cpu/cpu_internal.h"
 #include "util/node_memory.h"
