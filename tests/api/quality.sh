@@ -116,7 +116,7 @@ ask facts model --tokens 700 --cold 2 --text "$text" || die "facts"
 [ "$(grep -c '^| .* of 10 | .* of 2 | 2 of 2 |$' out)" = 2 ] || die "facts: lines"
 ask sums model --questions 3 --state sums || die "sums"
 grep -q '^| f32 | [0-9]* | [0-3] of 3 | 0 | 0.0 % |$' out || die "sums: the exact run"
-ls sums/model-sums-3-t4.out >/dev/null || die "sums: no answers are kept"
+ls sums/model-sums-3-t4-0.out >/dev/null || die "sums: no answers are kept"
 
 # Ctrl-C keeps what is finished
 timeout --foreground 60 env --default-signal=INT "$kvasir" quality -m model -f "$text" --threads 1 \
