@@ -428,12 +428,59 @@ static void halves_case(enum weight_type type, uint32_t rows, uint32_t n, uint32
     matrix_drop(&m);
 }
 
+/* A product whose outputs are gated, both in a step, where they are joined, and one by one. */
+static void gated_case(enum weight_type type, uint32_t rows, uint32_t n, uint32_t k) {
+    const float *const no_bias[2] = {NULL};
+    struct weight shape;
+    do
+        shape = shape_of(type, n, k);
+    while (!by_f16(&shape, 8));
+    const struct backend_limits limits = {.rows = rows,
+                                          .seqs = 1,
+                                          .dim = n > shape.k ? n : shape.k,
+                                          .head_dim = HEAD_DIM,
+                                          .pages = 1,
+                                          .groups = 1,
+                                          .group = {{1, 1, HEAD_DIM, false}}};
+    const struct batch_seq seq = {.rows = rows};
+    const struct batch batch = {.rows = rows, .n_seqs = 1, .seqs = &seq};
+    case_begin("%u rows, two of %u x %u", rows, n, shape.k);
+    device_begin_beside(&limits, 8, 16);
+    struct matrix m[2] = {matrix_make(&shape, n), matrix_make(&shape, n)};
+    const struct backend_weight *const w[2] = {m[0].device, m[1].device};
+    const struct both x = random_both((size_t)rows * shape.k);
+    const size_t values = (size_t)rows * n;
+    float *y[2][2];
+    for (uint32_t i = 0; i < 4; i++)
+        y[i / 2][i % 2] = device_buffer(values * sizeof(float));
+    op_matmul(device, x.device, rows, w, no_bias, y[0], 2);
+    op_gate_mul(device, GATE_SILU, y[0][0], y[0][1], values, y[0][0]);
+    const float *want = from_device(y[0][0], values * sizeof *want);
+    backend_step_begin(device, &batch, 0);
+    op_matmul(device, x.device, rows, w, no_bias, y[1], 2);
+    op_gate_mul(device, GATE_SILU, y[1][0], y[1][1], values, y[1][0]);
+    same_bits(y[1][0], want, values, "joined");
+    matrix_drop(&m[0]);
+    matrix_drop(&m[1]);
+}
+
+static void check_gated(void) {
+    static const uint32_t SHAPES[][3] = {{1, 256, 544},    {8, 200, 160},     {20, 256, 480},
+                                         {20, 12800, 160}, {70, 12800, 2080}, {100, 12801, 96}};
+    if (choice->halves_near <= 0 || !family_begin("matmul", "gated"))
+        return;
+    for (uint32_t j = 0; j < sizeof SHAPES / sizeof *SHAPES; j++)
+        gated_case(j % 2 ? WEIGHT_Q4_1 : WEIGHT_Q4_0, SHAPES[j][0], SHAPES[j][1], SHAPES[j][2]);
+    family_end();
+}
+
 static void check_halves(void) {
     static const enum weight_type TYPES[] = {WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_AFFINE4};
-    static const uint32_t SHAPES[][3] = {{1, 70, 1120},   {2, 33, 2080},    {3, 200, 544},
-                                         {8, 130, 1120},  {16, 130, 1120},  {16, 17000, 96},
-                                         {40, 200, 2080}, {64, 70, 96},     {65, 70, 1120},
-                                         {40, 70, 4160},  {40, 25700, 160}, {130, 11400, 576}};
+    static const uint32_t SHAPES[][3] = {{1, 70, 1120},    {2, 33, 2080},     {3, 200, 544},
+                                         {8, 130, 1120},   {16, 130, 1120},   {16, 17000, 96},
+                                         {40, 200, 2080},  {64, 70, 96},      {65, 70, 1120},
+                                         {40, 70, 4160},   {40, 25700, 160},  {130, 11400, 576},
+                                         {20, 6400, 4640}, {17, 25700, 4640}, {65, 12800, 4640}};
     for (uint32_t i = 0; choice->halves_near > 0 && i < sizeof TYPES / sizeof *TYPES; i++) {
         if (!family_begin("matmul by f16", "%s", weight_traits_of(TYPES[i])->name))
             continue;
@@ -571,5 +618,6 @@ void check_rows(void) {
     check_embed();
     check_product();
     check_halves();
+    check_gated();
     check_experts();
 }

@@ -14,7 +14,7 @@
 //                  [row]. Made of x, or of what rms_norm makes of it, by the warp that multiplies
 //                  them; or in scratch, of 8 or 16 rows
 //     part [2][warp][row][output] -> total -> y       sums of runs, added in order; of two
-//                                                     matrices also gated(y0) * y1
+//                                                     matrices gated(y0) * y1
 //
 // The ring is filled before the wait for the kernel that makes x, so weights travel while earlier
 // operations run.
@@ -404,25 +404,25 @@ __device__ __forceinline__ void keep_sums(const few_sums<ROWS> &sums, const few_
 // What a thread needs for its outputs of a tile: it has output threadIdx.x % TILE_OUTPUTS of every
 // row that it has. Read before the tile is multiplied, or the block would wait for memory after it.
 struct tile_ends {
-    float unit, bias, before; // before: what is added to y of the first of its rows
+    output_ends output;
+    float before; // what is added to y of the first of its rows
 };
 __device__ __forceinline__ tile_ends ends_of_tile(const product_args &a, const few_parts &parts,
                                                   const tile_place &place) {
     const product_part &p = parts[place.part];
     const uint32_t j = place.tile * TILE_OUTPUTS + threadIdx.x % TILE_OUTPUTS,
                    row = threadIdx.x / TILE_OUTPUTS;
-    tile_ends e = {0, 0, 0};
+    tile_ends e = {};
     if (row < a.rows && j < p.w.n) {
-        e.unit = p.w.units[j];
-        e.bias = p.bias ? p.bias[j] : 0;
+        e.output = ends_of_output(p, j);
         e.before = p.sum ? p.sum[(size_t)row * p.w.n + j] : 0;
     }
     return e;
 }
 
-// Adds the sums of `count` runs; they begin and end those of an output, which has the arithmetic of
-// put_output (product.cuh). Each thread has its own outputs, here and in `total`, where a gate's
-// output stays until the other factor is there.
+// Adds `count` runs, of whole sets; they begin and end those of an output, which has the
+// arithmetic of put_output (product.cuh). Each thread has its own outputs, here and in `total`,
+// where a gate's output stays until the other factor is there.
 template <int ROWS>
 __device__ __forceinline__ void
 add_runs(const product_args &a, const few_parts &parts, const tile_place &place, const tile_ends &e,
@@ -432,16 +432,20 @@ add_runs(const product_args &a, const few_parts &parts, const tile_place &place,
     const uint32_t j = place.tile * TILE_OUTPUTS + threadIdx.x % TILE_OUTPUTS;
     for (uint32_t i = threadIdx.x; i < a.rows * TILE_OUTPUTS && j < p.w.n; i += blockDim.x) {
         const uint32_t row = i / TILE_OUTPUTS;
-        float y = begins ? 0 : total[place.side][i];
+        float y = begins ? 0 : total[place.side][i], set = 0;
 #pragma unroll
-        for (uint32_t run = 0; run < WARPS_MAX; run++)
+        for (uint32_t run = 0; run < WARPS_MAX; run++) {
             if (run < count)
-                y += part[run][row * PART_STRIDE + i % TILE_OUTPUTS];
+                set += part[run][row * PART_STRIDE + i % TILE_OUTPUTS];
+            if (run % SET_RUNS == SET_RUNS - 1) {
+                y += set;
+                set = 0;
+            }
+        }
         if (ends) {
             const size_t at = (size_t)row * p.w.n + j;
-            y = sum_of_runs(y) * e.unit;
-            y = p.bias ? y + e.bias : y;
-            if (!a.gated || p.y != a.gated)
+            y = e.output.of(sum_of_runs(y));
+            if (!a.gated)
                 p.y[at] = y;
             if (p.sum)
                 p.sum[at] = fmaf(p.sum_scale, y, i < blockDim.x ? e.before : p.sum[at]);
@@ -450,6 +454,12 @@ add_runs(const product_args &a, const few_parts &parts, const tile_place &place,
         }
         total[place.side][i] = y;
     }
+}
+
+// Of a block: a multiple of SET_RUNS, or as many as there are runs.
+inline uint32_t few_warps(const weight_view &w) {
+    static_assert(WARPS_MAX % SET_RUNS == 0, "whole sets");
+    return min((uint32_t)WARPS_MAX, blocks_of(w.pairs, RUN_PAIRS));
 }
 
 // a.rows is ROWS, or at most that where they come from scratch. OWN: a tile has no more runs than

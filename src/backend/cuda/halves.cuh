@@ -5,7 +5,8 @@
 //     weights      w = unit * 2^24 * f16(d * 2^-24 * code + c)    c: m * 2^-21, Q4_0 -d * 2^-21
 //     inputs       x = 2^e * f16(x / 2^e)                       2^e <= max |x| < 2^(e + 1) of a run
 //     a run        one chain of instructions of 16 inputs, in order, from 0; its sum is times 2^e
-//     an output    unit * 2^24 * (the runs' sums, in order, from 0)
+//     a set        4 runs, the last may have fewer: their sums, in order, from 0
+//     an output    unit * 2^24 * (the sets' sums, in order, from 0)
 //
 // A code in the low bits of an f16 is the number code * 2^-24, and in the next four bits 16 times
 // that, so that masks and one multiply-add with one rounding make a weight.
@@ -17,6 +18,7 @@
 #include "backend/cuda/pack.cuh"
 
 constexpr float CODE_UNITS = 0x1p24f; // 1 / the number that code 1 is
+enum : uint32_t { SET_RUNS = 4 };
 
 // ---- weights ---------------------------------------------------------------------------------
 

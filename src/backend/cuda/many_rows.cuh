@@ -6,15 +6,16 @@
 //     a block       WM warp groups of the same rows, and a warp that copies
 //     a stage       128 inputs of the block's outputs and rows in shared memory: a ring of them,
 //                   each with a barrier for its bytes and one for the warps that have used it
-//     splits        blocks of the same outputs and rows that take the runs in turn, where the
-//                   outputs are too few for the device
+//     splits        blocks of the same outputs and rows that take the runs or, if these suffice,
+//                   the sets in turn, where the outputs are too few for the device
 //
 //     scratch       halves [N rows][pair][8][row][8]   f16: the elements 8 i .. 8 i + 7 of a pair's
 //                                                      four instructions
 //                   units  [N rows][run][row]
-//     alone:        a warp group adds the sums of its runs itself, in registers
-//     in splits:    it leaves each run's sums in device memory, [N rows][run][output][row]; then
-//                   sums_kernel adds them, in order
+//     alone:        a warp group adds the sums of its runs itself: of a set in registers, of
+//                   sets in shared memory
+//     in splits:    it leaves what it has of each of its turns in device memory, [N rows][turn]
+//                   [output][row]; then sums_kernel adds them, in order
 #pragma once
 
 #include "backend/cuda/copies.cuh"
@@ -26,7 +27,7 @@ enum {
     GROUP_THREADS = 128,                  // likewise
     STAGE_PAIRS = 2,                      // of inputs
     RUN_STAGES = RUN_PAIRS / STAGE_PAIRS, // of a run
-    STAGES_MIN = 3,                       // in shared memory
+    STAGES_MIN = 2,                       // in shared memory
     STAGES_MAX = 4,
     SPLITS_MAX = 8,
     SUMS_VALUES = 1024 // of a block of sums_kernel: four a thread
@@ -45,7 +46,7 @@ HD inline half_act half_act_at(void *scratch, uint32_t rows, uint32_t pairs, uin
 
 template <class F, int N, int WM> struct many_stage {
     static constexpr int COLUMNS = 4 * WM / COLUMN_TILES; // of 8 tiles
-    static_assert(WM % 2 == 0, "whole columns");
+    static_assert(WM == 2 || WM == 4, "one or two columns");
     static_assert(STAGE_PAIRS * PAIR / F::GROUP_SIZE <= 4, "the groups of a stage are of one quad");
     uint4 rows[STAGE_PAIRS][8][N];
     uint4 codes[COLUMNS][STAGE_PAIRS][COLUMN_TILES][32];
@@ -55,11 +56,18 @@ template <class F, int N, int WM> struct many_stage {
 
 // What a block copies and multiplies.
 struct many_place {
-    const uint8_t *codes, *scales, *biases; // of its first column
-    const uint4 *halves;                    // of its rows
-    const float *units;                     // likewise
-    uint32_t columns;                       // that exist
-    uint32_t pairs, quads, runs;            // of the matrix
+    struct side {
+        const uint8_t *codes, *scales, *biases;
+    } first, second; // its first column; or gated those of both matrices
+    bool gated;
+    const uint4 *halves;         // of its rows
+    const float *units;          // likewise
+    uint32_t columns;            // that exist
+    uint32_t pairs, quads, runs; // of the matrix
+};
+// How blocks share the runs of an output: split i has turns i, i + splits, ..., of so many runs.
+struct many_splits {
+    uint32_t splits, turn;
 };
 
 // ---- copies ---------------------------------------------------------------------------------
@@ -91,7 +99,8 @@ __device__ __forceinline__ void copies_into_end(uint32_t bar) {
 #endif
 }
 
-// The weights of stage s, inputs 128 s and on.
+// The weights of stage s, inputs 128 s and on. A gated block has outputs of the first matrix and
+// then as many of the second.
 template <class F, int N, int WM>
 __device__ __forceinline__ void copy_weights(const many_place &m, uint32_t s, uint32_t bar,
                                              many_stage<F, N, WM> &stage) {
@@ -99,13 +108,23 @@ __device__ __forceinline__ void copy_weights(const many_place &m, uint32_t s, ui
                        SCALARS = COLUMN_TILES * 128; // bytes of a column
     const uint32_t pair0 = s * STAGE_PAIRS, pairs = min(m.pairs - pair0, (uint32_t)STAGE_PAIRS);
     const uint32_t quad = s * STAGE_PAIRS * PAIR / F::GROUP_SIZE / 4;
-    for (uint32_t i = 0; i < m.columns; i++) {
-        const size_t at = ((size_t)i * m.quads + quad) * SCALARS;
-        copy_into(stage.codes[i], m.codes + ((size_t)i * m.pairs + pair0) * CODES, pairs * CODES,
-                  bar);
-        copy_into(stage.scales[0][i], m.scales + at, SCALARS, bar);
+    for (uint32_t i = 0; i < (m.gated ? 2 : m.columns); i++) {
+        // of two matrices, a column of each or half of one
+        const many_place::side from = m.gated && i ? m.second : m.first;
+        const uint32_t column = WM == 2 ? 0 : i, tile = WM == 2 && m.gated ? i * 4 : 0,
+                       tiles = WM == 2 && m.gated ? 4 : COLUMN_TILES, after = m.gated ? 0 : i;
+        const size_t codes = ((size_t)after * m.pairs + pair0) * CODES,
+                     scalars = ((size_t)after * m.quads + quad) * SCALARS;
+        if (tiles == COLUMN_TILES)
+            copy_into(stage.codes[column], from.codes + codes, pairs * CODES, bar);
+        else
+            for (uint32_t p = 0; p < pairs; p++)
+                copy_into(stage.codes[column][p][tile], from.codes + codes + p * CODES, tiles * 512,
+                          bar);
+        copy_into(stage.scales[0][column][tile], from.scales + scalars, tiles * 128, bar);
         if (F::BIASED)
-            copy_into(stage.scales[F::BIASED][i], m.biases + at, SCALARS, bar);
+            copy_into(stage.scales[F::BIASED][column][tile], from.biases + scalars, tiles * 128,
+                      bar);
     }
 }
 
@@ -120,19 +139,21 @@ __device__ __forceinline__ void copy_rows(const many_place &m, uint32_t s, uint3
 
 // ---- the warps that multiply -----------------------------------------------------------------
 
-// The weights of pair p of stage s, of a warp's tile.
+// The weights of block h of pair p of stage s, of a warp's tile: of two instructions.
 template <class F, int N, int WM>
 __device__ __forceinline__ void stage_weights(const many_stage<F, N, WM> &stage, uint32_t s,
-                                              uint32_t p, uint32_t tile, uint32_t (&w)[4][4]) {
+                                              uint32_t p, uint32_t h, uint32_t tile,
+                                              uint32_t (*w)[4]) {
     const uint32_t lane = threadIdx.x % 32, r = lane / 4;
     const uint32_t column = tile / COLUMN_TILES, in_column = tile % COLUMN_TILES;
     const uint32_t *scales = (const uint32_t *)&stage.scales[0][column][in_column][r];
     const uint32_t *biases = (const uint32_t *)&stage.scales[F::BIASED][column][in_column][r];
-    const uint32_t group0 = s * STAGE_PAIRS * PAIR / F::GROUP_SIZE % 4;
-    const auto group = [&](uint32_t h) { return group0 + (p * 2 + h) * BLOCK / F::GROUP_SIZE; };
-    weights_of_pair<F>(
-        stage.codes[column][p][in_column][lane], [&](uint32_t h) { return scales[group(h)]; },
-        [&](uint32_t h) { return F::BIASED ? biases[group(h)] : 0; }, w);
+    const uint32_t group =
+        s * STAGE_PAIRS * PAIR / F::GROUP_SIZE % 4 + (p * 2 + h) * BLOCK / F::GROUP_SIZE;
+    const uint2 codes = ((const uint2 *)&stage.codes[column][p][in_column][lane])[h];
+    weights_of_block(codes.x, codes.y,
+                     scalars_of_group<F::BIASED>(scales[group], F::BIASED ? biases[group] : 0),
+                     w[0], w[1]);
 }
 
 // fn(row, output, j, i) for each of a lane's sums [j][i]; output in the block's.
@@ -155,8 +176,10 @@ template <class F, int N, int WM> struct many_ring {
     Stage *stages;
     uint32_t full, used; // addresses of barriers, 8 bytes each
     uint32_t count;      // of stages
-    uint32_t split, splits;
+    uint32_t split;
+    many_splits all;
     uint32_t at, phase; // the next one, and how often the ring went round
+    uint32_t before;    // the one before it
 
     __device__ __forceinline__ void init() const {
         for (uint32_t i = 0; i < count; i++) {
@@ -172,7 +195,8 @@ template <class F, int N, int WM> struct many_ring {
         }
     }
     __device__ __forceinline__ uint32_t after(uint32_t s) const {
-        return s % RUN_STAGES == RUN_STAGES - 1 ? s + 1 + (splits - 1) * RUN_STAGES : s + 1;
+        const uint32_t turn = all.turn * RUN_STAGES;
+        return s % turn == turn - 1 ? s + 1 + (all.splits - 1) * turn : s + 1;
     }
     __device__ __forceinline__ static uint32_t stages_of(const many_place &m) {
         return (m.pairs + STAGE_PAIRS - 1) / STAGE_PAIRS;
@@ -180,12 +204,12 @@ template <class F, int N, int WM> struct many_ring {
     // Copies all stages of this block. Weights of the first ones are there before this kernel's
     // inputs.
     __device__ __forceinline__ void fill(const many_place &m) {
-        uint32_t s = split * RUN_STAGES;
+        uint32_t s = split * all.turn * RUN_STAGES;
         for (uint32_t i = 0; i < count && s < stages_of(m); i++, s = after(s))
             copy_weights(m, s, full + 8 * i, stages[i]);
         kernel_waits();
         uint32_t begun = 0;
-        for (s = split * RUN_STAGES; s < stages_of(m); s = after(s), next(), begun++) {
+        for (s = split * all.turn * RUN_STAGES; s < stages_of(m); s = after(s), next(), begun++) {
             const uint32_t bar = full + 8 * at;
             if (begun >= count) {
                 barrier_wait(used + 8 * at, phase ^ 1);
@@ -195,72 +219,220 @@ template <class F, int N, int WM> struct many_ring {
             copies_into_end(bar);
         }
     }
-    // Run `run`, which is the block's next one, into sums, times its units.
-    __device__ __forceinline__ void add_run(const many_place &m, uint32_t run, uint32_t tile,
-                                            Sums<N> &sums) {
-        const uint32_t end = min((run + 1) * RUN_STAGES, stages_of(m));
+    // The inputs of block h of pair p of the stage that is read.
+    __device__ __forceinline__ uint32_t rows_at(uint32_t p, uint32_t h) const {
+        return smem_at(stages[at].rows[p][4 * h]);
+    }
+    __device__ __forceinline__ void wait() const { barrier_wait(full + 8 * at, phase); }
+    // A warp has read stage i.
+    __device__ __forceinline__ void release(uint32_t i) const {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            barrier_arrive(used + 8 * i);
+    }
+    // A run of RUN_PAIRS from stage s on. Weights of a block are made while the products of the one
+    // before are under way.
+    __device__ __forceinline__ void overlapped_run(uint32_t s, uint32_t tile, Sums<N> &sums) {
+        constexpr uint32_t STAGE_BLOCKS = 2 * STAGE_PAIRS, BLOCKS = 2 * RUN_PAIRS;
+        uint32_t w[2][2][4] = {};
+        wait();
+        stage_weights(stages[at], s, 0, 0, tile, w[0]);
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCKS; i++) {
+            const uint32_t in_stage = i % STAGE_BLOCKS, next_i = (i + 1) % STAGE_BLOCKS;
+            values_begin<false, N>(sums, w[i % 2], rows_at(in_stage / 2, in_stage % 2));
+            weights_taken<1>(w[1 - i % 2]);
+            if (in_stage == 0 && i > 0)
+                release(before);
+            if (next_i == 0) {
+                before = at;
+                next();
+            }
+            if (i + 1 < BLOCKS) {
+                if (next_i == 0)
+                    wait();
+                stage_weights(stages[at], s + (i + 1) / STAGE_BLOCKS, next_i / 2, next_i % 2, tile,
+                              w[1 - i % 2]);
+            }
+        }
+        products_end<0>(sums);
+    }
+    // Any run: one pair after the other.
+    __device__ __forceinline__ void plain_run(const many_place &m, uint32_t s, uint32_t tile,
+                                              Sums<N> &sums) {
+        const uint32_t end = min(s + RUN_STAGES, stages_of(m));
 #pragma unroll 1
-        for (uint32_t s = run * RUN_STAGES; s < end; s++, next()) {
-            const Stage &stage = stages[at];
-            barrier_wait(full + 8 * at, phase);
+        for (; s < end; s++) {
+            wait();
 #pragma unroll
             for (uint32_t p = 0; p < STAGE_PAIRS; p++) {
                 if (s * STAGE_PAIRS + p >= m.pairs)
                     break;
                 uint32_t w[4][4];
-                stage_weights(stage, s, p, tile, w);
-                values_begin<false, N>(sums, w, smem_at(stage.rows[p]));
+                stage_weights(stages[at], s, p, 0, tile, w);
+                stage_weights(stages[at], s, p, 1, tile, w + 2);
+                values_begin<false, N>(sums, w, rows_at(p, 0));
                 products_end(sums, w);
             }
-            if (s + 1 == end)
-                each_sum<N>(0, [&](uint32_t row, uint32_t, uint32_t j, uint32_t i) {
-                    sums[j][i] = sum_of_run(sums[j][i], stage.units[row]);
-                });
-            __syncwarp();
-            if (threadIdx.x % 32 == 0)
-                barrier_arrive(used + 8 * at);
+            before = at;
+            next();
+            if (s + 1 < end)
+                release(before);
         }
+    }
+    // Run `run`, which is the block's next one, into sums, times its units.
+    __device__ __forceinline__ void add_run(const many_place &m, uint32_t run, uint32_t tile,
+                                            Sums<N> &sums) {
+        // with 64 rows and more warps it is no faster
+        if (N == 128 && (run + 1) * RUN_PAIRS <= m.pairs)
+            overlapped_run(run * RUN_STAGES, tile, sums);
+        else
+            plain_run(m, run * RUN_STAGES, tile, sums);
+        each_sum<N>(0, [&](uint32_t row, uint32_t, uint32_t j, uint32_t i) {
+            sums[j][i] = sum_of_run(sums[j][i], stages[before].units[row]);
+        });
+        release(before);
     }
 };
 
 // ---- the kernel ------------------------------------------------------------------------------
 
+// From one row of a block's totals to the next: the rows that a warp writes together are in
+// different banks.
+template <int WM> constexpr uint32_t totals_pitch() {
+    return WM * GROUP_OUTPUTS + 4;
+}
+
+// `count` of four values of a row; fours: together, as all rows are at multiples of 16 bytes.
+__device__ __forceinline__ float4 read_four(const float *at, bool fours, uint32_t count) {
+    if (fours)
+        return *(const float4 *)at;
+    return {at[0], count > 1 ? at[1] : 0, count > 2 ? at[2] : 0, count > 3 ? at[3] : 0};
+}
+__device__ __forceinline__ void write_four(float *at, float4 v, bool fours, uint32_t count) {
+    if (fours) {
+        *(float4 *)at = v;
+        return;
+    }
+    at[0] = v.x;
+    if (count > 1)
+        at[1] = v.y;
+    if (count > 2)
+        at[2] = v.z;
+    if (count > 3)
+        at[3] = v.w;
+}
+
 // The outputs of part p that a block makes.
 template <class F, int N, int WM> struct many_block {
-    static constexpr uint32_t OUTPUTS = WM * GROUP_OUTPUTS;
+    static constexpr uint32_t OUTPUTS = WM * GROUP_OUTPUTS, PITCH = totals_pitch<WM>();
     const product_part &p;
     many_place m;
     many_ring<F, N, WM> ring;
     uint32_t output0, row0, rows;
-    float *sums;         // in splits: of its outputs and rows and run 0, [output][N]
-    size_t sums_of_runs; // from one run's to the next
+    float *totals;        // alone: of sets, in shared memory, [row][PITCH]
+    float *sums;          // in splits: of its outputs and rows and turn 0, [output][N]
+    size_t sums_of_turns; // from one turn's to the next
 
-    __device__ __forceinline__ void put(uint32_t row, uint32_t output, float sum) const {
-        if (output0 + output < p.w.n && row0 + row < rows)
-            put_output(p, (size_t)(row0 + row) * p.w.n + output0 + output, output0 + output,
-                       sum_of_runs(sum));
+    // A warp's tile becomes outputs: four of a row by a lane at a time. What they are added to is
+    // read together, before anything is written, or the lane would wait for each.
+    __device__ __forceinline__ void put(uint32_t tile) const {
+        constexpr uint32_t ROWS = 8, TOGETHER = N / ROWS < 8 ? N / ROWS : 8; // ROWS: of the warp
+        const uint32_t lane = threadIdx.x % 32, n = p.w.n,
+                       in_block = tile * TILE_OUTPUTS + lane % 4 * 4;
+        const uint32_t first = output0 + in_block, count = first < n ? min(n - first, 4u) : 0;
+        output_ends ends[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            ends[i] = ends_of_output(p, min(first + i, n - 1));
+        const float scale = p.sum_scale;
+        __syncwarp();
+#pragma unroll
+        for (uint32_t c0 = 0; c0 < N / ROWS; c0 += TOGETHER) {
+            const uint32_t row = c0 * ROWS + lane / 4;
+            const size_t at = (size_t)(row0 + row) * n + first;
+            float *const y = p.y + at, *const sum = p.sum ? p.sum + at : nullptr;
+            const bool fours = n % 4 == 0 && (size_t)p.y % 16 == 0 && (size_t)p.sum % 16 == 0;
+            const auto each = [&](auto fn) { // fn(c, at): of rows that exist
+#pragma unroll
+                for (uint32_t c = 0; c < TOGETHER; c++)
+                    if (row0 + row + c * ROWS < rows && count > 0)
+                        fn(c, (size_t)(c * ROWS) * n);
+            };
+            float4 before[TOGETHER];
+            if (sum)
+                each([&](uint32_t c, size_t i) { before[c] = read_four(sum + i, fours, count); });
+            each([&](uint32_t c, size_t i) {
+                const float4 v = *(const float4 *)&totals[(row + c * ROWS) * PITCH + in_block],
+                             out = {ends[0].of(sum_of_runs(v.x)), ends[1].of(sum_of_runs(v.y)),
+                                    ends[2].of(sum_of_runs(v.z)), ends[3].of(sum_of_runs(v.w))};
+                write_four(y + i, out, fours, count);
+                if (sum)
+                    write_four(sum + i,
+                               {fmaf(scale, out.x, before[c].x), fmaf(scale, out.y, before[c].y),
+                                fmaf(scale, out.z, before[c].z), fmaf(scale, out.w, before[c].w)},
+                               fours, count);
+            });
+        }
+    }
+    // The outputs of both matrices meet: the first half of a block's and the second.
+    __device__ __forceinline__ void put_gated(const product_args &a, uint32_t warp) const {
+        constexpr uint32_t TILES = 2 * WM, ROWS = N / 2; // of a matrix; of a warp
+        const uint32_t lane = threadIdx.x % 32, n = p.w.n;
+        const uint32_t in_half = warp % TILES * TILE_OUTPUTS + lane % 4 * 4,
+                       first = output0 + in_half;
+        output_ends ends[2][4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            ends[0][i] = ends_of_output(a.part[0], first + i);
+            ends[1][i] = ends_of_output(a.part[1], first + i);
+        }
+        asm volatile("bar.sync 1, %0;" ::"n"(WM * GROUP_THREADS) : "memory");
+#pragma unroll 4
+        for (uint32_t c = 0; c < ROWS; c += 8) {
+            const uint32_t row = warp / TILES * ROWS + c + lane / 4;
+            if (row0 + row >= rows)
+                break;
+            const float *const at = &totals[row * PITCH + in_half];
+            const float4 g = *(const float4 *)at, u = *(const float4 *)(at + OUTPUTS / 2);
+            const auto value = [&](uint32_t i, float g_sum, float u_sum) {
+                return gate_value(a.gate, ends[0][i].of(sum_of_runs(g_sum)),
+                                  ends[1][i].of(sum_of_runs(u_sum)));
+            };
+            *(float4 *)(a.gated + (size_t)(row0 + row) * n + first) = make_float4(
+                value(0, g.x, u.x), value(1, g.y, u.y), value(2, g.z, u.z), value(3, g.w, u.w));
+        }
     }
 
-    __device__ __forceinline__ void multiply_alone(uint32_t tile) {
-        Sums<N> total = {};
-        for (uint32_t run = 0; run < m.runs; run++) {
+    // The sum of runs first ... end - 1.
+    __device__ __forceinline__ void add_runs(uint32_t first, uint32_t end, uint32_t tile,
+                                             Sums<N> &total) {
+        for (uint32_t run = first; run < end; run++) {
             Sums<N> now = {};
             ring.add_run(m, run, tile, now);
             each_sum<N>(
                 0, [&](uint32_t, uint32_t, uint32_t j, uint32_t i) { total[j][i] += now[j][i]; });
         }
-        each_sum<N>(tile, [&](uint32_t row, uint32_t output, uint32_t j, uint32_t i) {
-            put(row, output, total[j][i]);
-        });
+    }
+    __device__ __forceinline__ void multiply_alone(uint32_t tile) {
+        for (uint32_t first = 0; first < m.runs; first += SET_RUNS) {
+            Sums<N> set = {};
+            add_runs(first, min(first + SET_RUNS, m.runs), tile, set);
+            each_sum<N>(tile, [&](uint32_t row, uint32_t output, uint32_t j, uint32_t i) {
+                float *const to = &totals[row * PITCH + output];
+                *to = first == 0 ? set[j][i] : *to + set[j][i];
+            });
+        }
     }
     __device__ __forceinline__ void multiply_split(uint32_t tile) {
-        for (uint32_t run = ring.split; run < m.runs; run += ring.splits) {
-            Sums<N> now = {};
-            ring.add_run(m, run, tile, now);
+        const uint32_t turn = ring.all.turn, turns = blocks_of(m.runs, turn);
+        for (uint32_t t = ring.split; t < turns; t += ring.all.splits) {
+            Sums<N> total = {};
+            add_runs(t * turn, min((t + 1) * turn, m.runs), tile, total);
+            float *const to = sums + t * sums_of_turns;
             each_sum<N>(tile, [&](uint32_t row, uint32_t output, uint32_t j, uint32_t i) {
                 if (i % 2 == 0)
-                    *(float2 *)(sums + run * sums_of_runs + output * N + row) =
-                        make_float2(now[j][i], now[j][i + 1]);
+                    *(float2 *)(to + output * N + row) = make_float2(total[j][i], total[j][i + 1]);
             });
         }
     }
@@ -271,36 +443,45 @@ template <int N, int WM> constexpr uint32_t blocks_together() {
     return N < 128 && WM == 2 ? 2 : 1;
 }
 
-// grid: [splits, of N rows after the other][64 WM outputs, of one matrix after the other]: blocks
-// that share weights are neighbours. a.part[].first counts in 64 WM outputs. sums: of splits.
+// grid: [splits, of N rows after the other][64 WM outputs, of one matrix after the other or, gated,
+// half of them of each]: blocks that share weights are neighbours. a.part[].first counts in 64 WM
+// outputs. sums: of splits.
 template <class F, int N, int WM>
 __global__ void __launch_bounds__(WM *GROUP_THREADS + 32, blocks_together<N, WM>())
     many_kernel(const __grid_constant__ product_args a, const half_act act, uint32_t stages,
-                uint32_t splits, float *sums) {
-    extern __shared__ __align__(128) uint4 many_memory[]; // stages
+                many_splits splits, float *sums) {
+    extern __shared__ __align__(128) uint4 many_memory[]; // stages, totals
     __shared__ __align__(8) uint64_t barriers[2 * STAGES_MAX];
     using Stage = many_stage<F, N, WM>;
     kernel_comes();
-    const uint32_t warp = threadIdx.x / 32, rows_at = blockIdx.x / splits;
-    const product_part &p = a.part[part_of_tile(a, blockIdx.y)];
+    const uint32_t warp = threadIdx.x / 32, rows_at = blockIdx.x / splits.splits;
+    const product_part &p = a.part[a.gated ? 0 : part_of_tile(a, blockIdx.y)];
     const weight_view &w = p.w;
-    const uint32_t column0 = (blockIdx.y - p.first) * Stage::COLUMNS,
+    const bool gated = a.gated != nullptr;
+    const uint32_t tile0 = gated ? blockIdx.y * (2 * WM) : (blockIdx.y - p.first) * (4 * WM),
                    runs = blocks_of(w.pairs, RUN_PAIRS);
     Stage *const ring = (Stage *)many_memory;
-    const size_t codes = halves_codes(w, column0 * COLUMN_TILES, 0) * 16,
-                 scalars = halves_scalars(w, column0 * COLUMN_TILES, 0) * 16;
+    const auto side = [&](const weight_view &v) {
+        const size_t codes = halves_codes(v, tile0, 0) * 16,
+                     scalars = halves_scalars(v, tile0, 0) * 16;
+        return many_place::side{v.codes + codes, v.scales + scalars,
+                                F::BIASED ? v.biases + scalars : nullptr};
+    };
     many_block<F, N, WM> b = {
         p,
-        {w.codes + codes, w.scales + scalars, F::BIASED ? w.biases + scalars : nullptr,
+        {side(w), side((gated ? a.part[1] : p).w), gated,
          act.halves + (size_t)rows_at * w.pairs * 8 * N, act.units + (size_t)rows_at * runs * N,
-         min(blocks_of(w.n, COLUMN_TILES * TILE_OUTPUTS) - column0, (uint32_t)Stage::COLUMNS),
+         min(blocks_of(w.n, COLUMN_TILES * TILE_OUTPUTS) - tile0 / COLUMN_TILES,
+             (uint32_t)Stage::COLUMNS),
          w.pairs, w.quads, runs},
-        {ring, smem_at(barriers), smem_at(barriers + STAGES_MAX), stages, blockIdx.x % splits,
-         splits, 0, 0},
-        column0 * COLUMN_TILES * TILE_OUTPUTS,
+        {ring, smem_at(barriers), smem_at(barriers + STAGES_MAX), stages,
+         blockIdx.x % splits.splits, splits, 0, 0, 0},
+        tile0 * TILE_OUTPUTS,
         rows_at * N,
         a.rows,
-        sums + ((size_t)rows_at * runs * gridDim.y + blockIdx.y) * (WM * GROUP_OUTPUTS * N),
+        (float *)(ring + stages),
+        sums + ((size_t)rows_at * blocks_of(runs, splits.turn) * gridDim.y + blockIdx.y) *
+                   (WM * GROUP_OUTPUTS * N),
         (size_t)gridDim.y * (WM * GROUP_OUTPUTS * N)};
     if (threadIdx.x == 0)
         b.ring.init();
@@ -311,41 +492,67 @@ __global__ void __launch_bounds__(WM *GROUP_THREADS + 32, blocks_together<N, WM>
         return;
     }
     kernel_waits();
-    if (splits > 1)
-        b.multiply_split(warp);
+    if (splits.splits > 1)
+        return b.multiply_split(warp);
+    b.multiply_alone(warp);
+    if (gated)
+        b.put_gated(a, warp);
     else
-        b.multiply_alone(warp);
+        b.put(warp);
 }
 
-// Adds the runs' sums of splits. grid: [N rows][SUMS_VALUES / N outputs]. tile: a.part[].first
-// counts in so many outputs; outputs: of all blocks of many_kernel.
+// Adds the sums of splits' turns, of which `in_set` are a set. grid: [N rows][SUMS_VALUES / N
+// outputs]. tile: a.part[].first counts in so many outputs; outputs: of all blocks of many_kernel.
 template <int N>
 __global__ void __launch_bounds__(SUMS_VALUES / 4)
-    sums_kernel(const __grid_constant__ product_args a, const float *sums, uint32_t tile,
-                uint32_t outputs) {
-    constexpr uint32_t OUTPUTS = SUMS_VALUES / N;
+    sums_kernel(const __grid_constant__ product_args a, const float *sums, uint32_t turns,
+                uint32_t in_set, uint32_t tile, uint32_t outputs) {
+    constexpr uint32_t OUTPUTS = SUMS_VALUES / N, THREADS = SUMS_VALUES / 4;
     __shared__ float turned[N][OUTPUTS + 1];
-    kernel_begins();
-    const uint32_t first = blockIdx.y * OUTPUTS, row = threadIdx.x * 4 % N;
+    kernel_comes();
+    const uint32_t first = blockIdx.y * OUTPUTS;
     const product_part &p = a.part[part_of_tile(a, first / tile)];
-    const uint32_t runs = blocks_of(p.w.pairs, RUN_PAIRS), output0 = first - p.first * tile;
-    const float4 *from = (const float4 *)(sums + ((size_t)blockIdx.x * runs * outputs + first) * N);
-    float4 total = {};
-#pragma unroll 8
-    for (uint32_t run = 0; run < runs; run++) {
-        const float4 v = from[(size_t)run * outputs * (N / 4) + threadIdx.x];
-        total.x += v.x, total.y += v.y, total.z += v.z, total.w += v.w;
+    float *const y = p.y, *const sum = p.sum;
+    const uint32_t n = p.w.n, output = first - p.first * tile + threadIdx.x % OUTPUTS;
+    const float scale = p.sum_scale;
+    const output_ends ends = ends_of_output(p, min(output, n - 1));
+    kernel_waits();
+    // A thread's outputs are one, in four rows: what they are added to is read first.
+    size_t at[4];
+    float before[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t row = blockIdx.x * N + (i * THREADS + threadIdx.x) / OUTPUTS;
+        at[i] = output < n && row < a.rows ? (size_t)row * n + output : SIZE_MAX;
+        before[i] = sum && at[i] != SIZE_MAX ? sum[at[i]] : 0;
     }
-    float *column = &turned[row][threadIdx.x * 4 / N];
+    const float4 *from =
+        (const float4 *)(sums + ((size_t)blockIdx.x * turns * outputs + first) * N);
+    float4 total = {}, of_set = {};
+#pragma unroll 8
+    for (uint32_t turn = 0; turn < turns; turn++) {
+        const float4 v = from[(size_t)turn * outputs * (N / 4) + threadIdx.x];
+        of_set.x += v.x, of_set.y += v.y, of_set.z += v.z, of_set.w += v.w;
+        if (turn + 1 == turns || (turn + 1) % in_set == 0) {
+            total.x += of_set.x, total.y += of_set.y;
+            total.z += of_set.z, total.w += of_set.w;
+            of_set = {};
+        }
+    }
+    float *column = &turned[threadIdx.x * 4 % N][threadIdx.x * 4 / N];
     column[0] = total.x;
     column[OUTPUTS + 1] = total.y;
     column[2 * (OUTPUTS + 1)] = total.z;
     column[3 * (OUTPUTS + 1)] = total.w;
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < SUMS_VALUES; i += SUMS_VALUES / 4) {
-        const uint32_t at = blockIdx.x * N + i / OUTPUTS, output = output0 + i % OUTPUTS;
-        if (output < p.w.n && at < a.rows)
-            put_output(p, (size_t)at * p.w.n + output, output,
-                       sum_of_runs(turned[i / OUTPUTS][i % OUTPUTS]));
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        if (at[i] == SIZE_MAX)
+            continue;
+        const float v = ends.of(
+            sum_of_runs(turned[(i * THREADS + threadIdx.x) / OUTPUTS][threadIdx.x % OUTPUTS]));
+        y[at[i]] = v;
+        if (sum)
+            sum[at[i]] = fmaf(scale, v, before[i]);
     }
 }

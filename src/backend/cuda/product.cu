@@ -424,7 +424,7 @@ static void run_apart(cuda_backend *b, const matmul_neighbours &with, bool befor
 bool product_gates(const cuda_backend *b, const matmul_op &op) {
     const weight_view *gate = weight_view_of(op.w[0]), *up = weight_view_of(op.w[1]);
     return op.count == 2 && gate->n == up->n && same_kernel(*gate, *up) &&
-           product_is_few(b, *gate, op.rows);
+           halves_gate(b, *gate, op.rows);
 }
 
 // Matrices of one kernel are one launch, after one that rounds x; the next ones round it anew into

@@ -206,7 +206,7 @@ struct product_args {
     uint32_t parts;
     act_view act;
     uint32_t rows;
-    // of two matrices of one shape: also gated(y0) * y1, which may be y0; NULL: not
+    // of two matrices of one shape: gated(y0) * y1 is all that is written, and here; NULL: not
     float *gated;
     gate_kind gate;
     // of chosen matrices (experts), else NULL: item i takes row i / per_row of x
@@ -238,8 +238,8 @@ void product_chosen(cuda_backend *b, const chosen_products *p, const float *x, u
 // HALVES and activations of 8 bits (halves.cu): y = x . w^T of all parts, and what `with` asks for,
 // which becomes NULL.
 void product_halves(cuda_backend *b, const float *x, product_args a, matmul_neighbours *with);
-// Whether its blocks make both outputs of a gate (few_rows.cuh).
-bool product_is_few(const cuda_backend *b, const weight_view &w, uint32_t rows);
+// Whether its blocks make both outputs of a gate, of two matrices like this.
+bool halves_gate(const cuda_backend *b, const weight_view &w, uint32_t rows);
 size_t halves_scratch_bytes(uint32_t max_rows, uint32_t max_inputs);
 inline bool is_halves(const cuda_backend *b, const weight_view &w) {
     return w.form == HALVES && b->act_bits == 8;
@@ -625,16 +625,21 @@ __device__ __forceinline__ void keep_run(float *part, uint32_t lane,
     }
 }
 
-// Output j, whose runs have this sum.
-__device__ __forceinline__ float output_of(const product_part &p, uint32_t j, float sum) {
-    if (p.w.units)
-        sum *= p.w.units[j];
-    return p.bias ? sum + p.bias[j] : sum;
+// What makes output j of the sum of its runs.
+struct output_ends {
+    float unit, bias;
+    bool biased;
+    __device__ __forceinline__ float of(float sum) const {
+        return biased ? sum * unit + bias : sum * unit;
+    }
+};
+__device__ __forceinline__ output_ends ends_of_output(const product_part &p, uint32_t j) {
+    return {p.w.units ? p.w.units[j] : 1.0f, p.bias ? p.bias[j] : 0, p.bias != nullptr};
 }
 // That of a row, at `at` of y. An operation that adds y to something is done here, too.
 __device__ __forceinline__ void put_output(const product_part &p, size_t at, uint32_t j,
                                            float sum) {
-    const float y = output_of(p, j, sum);
+    const float y = ends_of_output(p, j).of(sum);
     p.y[at] = y;
     if (p.sum)
         p.sum[at] = fmaf(p.sum_scale, y, p.sum[at]);

@@ -149,14 +149,14 @@ __device__ __forceinline__ void scores_begin(Sums<64> &d, uint32_t query, uint32
     }
 #endif
 }
-// d += P V. p: A registers of each instruction of 16 tokens.
-template <bool BF, int D>
-__device__ __forceinline__ void values_begin(Sums<D> &d, const uint32_t (&p)[4][4],
+// d += P V. p: A registers of each of STEPS instructions of 16 tokens.
+template <bool BF, int D, int STEPS>
+__device__ __forceinline__ void values_begin(Sums<D> &d, const uint32_t (&p)[STEPS][4],
                                              uint32_t values) {
 #if WGMMA
     wgmma_begin();
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < STEPS; i++) {
         const uint32_t at = values + i * 32 * D;
         wgmma_values<BF, 0>(d, p[i], matrix_at(at, D));
         if constexpr (D == 256)
@@ -165,7 +165,7 @@ __device__ __forceinline__ void values_begin(Sums<D> &d, const uint32_t (&p)[4][
     wgmma_commit();
 #else
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < STEPS; i++)
         mma_step<BF>(d, p[i], values, i);
 #endif
 }
@@ -180,17 +180,18 @@ template <int LATER, int N> __device__ __forceinline__ void products_end(float (
 }
 // All but the last LATER products have taken their weights, these among them: they may be written
 // again.
-template <int LATER> __device__ __forceinline__ void weights_taken(uint32_t (&p)[4][4]) {
+template <int LATER, int STEPS>
+__device__ __forceinline__ void weights_taken(uint32_t (&p)[STEPS][4]) {
 #if WGMMA
     wgmma_wait<LATER>();
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < STEPS; i++)
         asm volatile("" : "+r"(p[i][0]), "+r"(p[i][1]), "+r"(p[i][2]), "+r"(p[i][3])::"memory");
 #endif
 }
 // All products are there, and weights may be written again.
-template <int N>
-__device__ __forceinline__ void products_end(float (&d)[N][4], uint32_t (&p)[4][4]) {
+template <int N, int STEPS>
+__device__ __forceinline__ void products_end(float (&d)[N][4], uint32_t (&p)[STEPS][4]) {
     products_end<0>(d);
     weights_taken<0>(p);
 }
