@@ -428,7 +428,8 @@ static void halves_case(enum weight_type type, uint32_t rows, uint32_t n, uint32
     matrix_drop(&m);
 }
 
-/* A product whose outputs are gated, both in a step, where they are joined, and one by one. */
+/* A norm, a product of it and the gate of its outputs: in a step, where all are joined, and one by
+ * one. */
 static void gated_case(enum weight_type type, uint32_t rows, uint32_t n, uint32_t k) {
     const float *const no_bias[2] = {NULL};
     struct weight shape;
@@ -449,17 +450,24 @@ static void gated_case(enum weight_type type, uint32_t rows, uint32_t n, uint32_
     struct matrix m[2] = {matrix_make(&shape, n), matrix_make(&shape, n)};
     const struct backend_weight *const w[2] = {m[0].device, m[1].device};
     const struct both x = random_both((size_t)rows * shape.k);
-    const size_t values = (size_t)rows * n;
-    float *y[2][2];
-    for (uint32_t i = 0; i < 4; i++)
-        y[i / 2][i % 2] = device_buffer(values * sizeof(float));
-    op_matmul(device, x.device, rows, w, no_bias, y[0], 2);
-    op_gate_mul(device, GATE_SILU, y[0][0], y[0][1], values, y[0][0]);
-    const float *want = from_device(y[0][0], values * sizeof *want);
-    backend_step_begin(device, &batch, 0);
-    op_matmul(device, x.device, rows, w, no_bias, y[1], 2);
-    op_gate_mul(device, GATE_SILU, y[1][0], y[1][1], values, y[1][0]);
-    same_bits(y[1][0], want, values, "joined");
+    const size_t values = (size_t)rows * n, inputs = (size_t)rows * shape.k;
+    const float *apart[2] = {NULL};
+    for (int joined = 0; joined < 2; joined++) {
+        float *h = device_buffer(inputs * sizeof *h), *y[2];
+        y[0] = device_buffer(values * sizeof *h);
+        y[1] = device_buffer(values * sizeof *h);
+        if (joined)
+            backend_step_begin(device, &batch, 0);
+        op_rms_norm(device, x.device, NULL, rows, shape.k, 1e-5f, h);
+        op_matmul(device, h, rows, w, no_bias, y, 2);
+        op_gate_mul(device, GATE_SILU, y[0], y[1], values, y[0]);
+        if (joined) {
+            same_bits(y[0], apart[0], values, "gated, joined");
+            same_bits(h, apart[1], inputs, "norm, joined");
+        }
+        apart[0] = from_device(y[0], values * sizeof *h);
+        apart[1] = from_device(h, inputs * sizeof *h);
+    }
     matrix_drop(&m[0]);
     matrix_drop(&m[1]);
 }
