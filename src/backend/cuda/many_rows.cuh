@@ -283,7 +283,7 @@ template <class F, int N, int WM> struct many_ring {
     // Run `run`, which is the block's next one, into sums, times its units.
     __device__ __forceinline__ void add_run(const many_place &m, uint32_t run, uint32_t tile,
                                             Sums<N> &sums) {
-        // with 64 rows and more warps it is no faster
+        // With fewer rows a block has more warp groups, and it is no faster.
         if (N == 128 && (run + 1) * RUN_PAIRS <= m.pairs)
             overlapped_run(run * RUN_STAGES, tile, sums);
         else
