@@ -317,22 +317,20 @@ static kvasir_status invert_ranges(struct reader *r, uint32_t first) {
     return KVASIR_OK;
 }
 
-/* Surrogates are no characters. */
+/* Surrogates are no characters. No class names one, so one range has all of them, or none has. */
 static kvasir_status drop_surrogates(struct reader *r, uint32_t first) {
     struct pushdown *p = r->p;
     for (uint32_t i = first; i < p->n_ranges; i++) {
-        struct code_range *range = &p->ranges[i];
-        if (range->to < SURROGATE_FIRST || range->from > SURROGATE_LAST)
+        const struct code_range range = p->ranges[i];
+        if (range.to < SURROGATE_FIRST || range.from > SURROGATE_LAST)
             continue;
-        const struct code_range high = {SURROGATE_LAST + 1, range->to};
-        ASSERT(range->from < SURROGATE_FIRST || range->to > SURROGATE_LAST);
-        if (range->from >= SURROGATE_FIRST) {
-            range->from = SURROGATE_LAST + 1;
-            continue;
-        }
-        range->to = SURROGATE_FIRST - 1;
-        if (high.from <= high.to)
-            TRY(add_range(r, high.from, high.to));
+        ASSERT(range.from <= SURROGATE_FIRST && range.to >= SURROGATE_LAST);
+        p->ranges[i] = p->ranges[--p->n_ranges];
+        if (range.from < SURROGATE_FIRST)
+            TRY(add_range(r, range.from, SURROGATE_FIRST - 1));
+        if (range.to > SURROGATE_LAST)
+            TRY(add_range(r, SURROGATE_LAST + 1, range.to));
+        break;
     }
     join_ranges(p, first);
     return KVASIR_OK;

@@ -175,6 +175,16 @@ static void classes(void **state) {
     accepts(g, "\xed\x9f\xbf\xee\x80\x80");
     refuses(g, "\xed\xa0\x80", 1);
     grammar_release(g);
+    /* all but the neighbours of surrogates; all but what there is */
+    g = compiled(GBNF, "root ::= \"a\" [^\\uD7FF\\uE000]");
+    accepts(g, "ab");
+    refuses(g, "a\xed\xa0\x80", 2);
+    refuses(g, "a\xee\x80\x80", 3);
+    grammar_release(g);
+    g = compiled(GBNF, "root ::= \"a\" | [^\\x00-\\uD7FF\\uE000-\\U0010FFFF]");
+    accepts(g, "a");
+    refuses(g, "\xed\xa0\x80", 0);
+    grammar_release(g);
 }
 
 static void deep_texts(void **state) {
