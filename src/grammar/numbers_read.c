@@ -123,10 +123,10 @@ static void ends_of(const struct begun *b, int32_t shift, struct decimal *low,
     decimal_normalize(high);
 }
 
-/* After the point only so many digits follow that the number is a multiple of the last one's
- * place. */
+/* After the point, which must come after "0", only so many digits follow that the number is a
+ * multiple of the last one's place. */
 static bool interval_fits(const struct numbers *n, const struct begun *b, int32_t shift) {
-    struct span s = {.stepped = b->point, .step = shift - FRACTION_MAX};
+    struct span s = {.stepped = b->point || b->zero, .step = shift - FRACTION_MAX};
     if (!b->digits.n) { /* "-" */
         s.low_open = s.unbounded = true;
         return numbers_has_between(n, b->negative, s);
@@ -213,9 +213,11 @@ static bool scaled_fits(const struct numbers *n, const struct begun *b) {
     struct begun m = *b;
     int32_t from, to;
     decimal_normalize(&m.digits);
-    if (!m.digits.n)
-        return interval_fits(n, b, 0); /* zeros so far: what follows decides */
     range_of(n, b->negative, &from, &to);
+    if (!m.digits.n) { /* zeros so far: what follows is less, with the least exponent by far */
+        m.digits.point = -b->fraction;
+        to = to < m.digits.point - EXPONENT ? m.digits.point - EXPONENT : to;
+    }
     /* more digits before the point count like a higher exponent */
     const int32_t more = b->point || b->zero ? 0 : whole_max(n) - b->whole;
     for (int32_t x = from - m.digits.point - 1; x <= to - m.digits.point + 1; x++)

@@ -198,16 +198,30 @@ static void test_beginnings(void **state) {
     numbers_release(n);
 }
 
+/* Numbers near 0 need an exponent, whose digits are few, and digits after the point. */
+static void test_near_zero(void **state) {
+    (void)state;
+    struct numbers *n = set("=1e-100");
+    check_no_dead_ends(n, "=1e-100", 1);
+    assert_true(begins(n, "0.0") && begins(n, "0.1e-99") && begins(n, "0.001e-97"));
+    assert_false(begins(n, "1") || begins(n, "0.1e-98") || begins(n, "0e"));
+    numbers_release(n);
+    n = set(">0,<1e-150");
+    check_no_dead_ends(n, ">0,<1e-150", 2);
+    assert_false(begins(n, "1"));
+    numbers_release(n);
+}
+
 static void test_empty_sets(void **state) {
     (void)state;
     static const struct {
         const char *words;
         bool empty;
-    } CASES[] = {{"W,>0,<1", true},  {"*3,>=1,<=2", true}, {">1,<1", true},
-                 {">=1,<=1", false}, {">1,<=1", true},     {"*0.5,>0.5,<1", true},
-                 {"W", false},       {"<-5,W", false},     {"*7,>=14,<=14", false},
-                 {"W,>=1e70", true}, {"W,<=-1e70", true},  {">=1e70", false},
-                 {"<=-1e70", false}, {">=1e300", true}};
+    } CASES[] = {
+        {"W,>0,<1", true},       {"*3,>=1,<=2", true},   {">1,<1", true},     {">=1,<=1", false},
+        {">1,<=1", true},        {"*0.5,>0.5,<1", true}, {"W", false},        {"<-5,W", false},
+        {"*7,>=14,<=14", false}, {"W,>=1e70", true},     {"W,<=-1e70", true}, {">=1e70", false},
+        {"<=-1e70", false},      {">=1e300", true},      {"=1e-163", false},  {"=1e-164", true}};
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         struct numbers *n = set(CASES[i].words);
         if (numbers_is_empty(n) != CASES[i].empty)
@@ -271,9 +285,10 @@ static void test_keys(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cases),       cmocka_unit_test(test_full_fractions),
-        cmocka_unit_test(test_beginnings),  cmocka_unit_test(test_empty_sets),
-        cmocka_unit_test(test_complements), cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_cases),      cmocka_unit_test(test_full_fractions),
+        cmocka_unit_test(test_beginnings), cmocka_unit_test(test_near_zero),
+        cmocka_unit_test(test_empty_sets), cmocka_unit_test(test_complements),
+        cmocka_unit_test(test_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
