@@ -19,9 +19,19 @@ enum { PLACES = 24, CONTROLS = 4, FORCED = 64, MEMORY = 16 << 20 };
 static const char *const WORDS[] = {"true", "false", "null", "ab",   "\xc3\xa9", "\",", "\":",
                                     "{\"",  "}]",    "\n  ", "12.5", "\\u00",    "\\n", "[["};
 
-enum { N_WORDS = sizeof WORDS / sizeof *WORDS, N_TOKENS = 256 + N_WORDS + CONTROLS };
+/* With so many bytes that a walk over the tokens need not go through all of them. */
+#define A16 "aaaaaaaaaaaaaaaa"
+#define E8  "\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9"
 
-/* "llama": a token for each byte, those words, and control tokens. */
+static const char *const LONG_WORDS[] = {A16, A16 "\",", A16 "\"}", E8, E8 "\""};
+
+enum {
+    N_WORDS = sizeof WORDS / sizeof *WORDS,
+    N_LONG = sizeof LONG_WORDS / sizeof *LONG_WORDS,
+    N_TOKENS = 256 + N_WORDS + CONTROLS + N_LONG
+};
+
+/* "llama": a token for each byte, those words, control tokens, and long words. */
 static struct grammar_vocab *make_vocab(void) {
     static char names[N_TOKENS][8];
     struct text_span pieces[N_TOKENS];
@@ -40,10 +50,14 @@ static struct grammar_vocab *make_vocab(void) {
         pieces[n] = (struct text_span){WORDS[i], strlen(WORDS[i])};
         kinds[n] = TOKEN_NORMAL;
     }
-    for (; n < N_TOKENS; n++) {
+    for (size_t i = 0; i < CONTROLS; i++, n++) {
         snprintf(names[n], sizeof names[n], "<|%u|>", n);
         pieces[n] = (struct text_span){names[n], strlen(names[n])};
         kinds[n] = TOKEN_CONTROL;
+    }
+    for (size_t i = 0; i < N_LONG; i++, n++) {
+        pieces[n] = (struct text_span){LONG_WORDS[i], strlen(LONG_WORDS[i])};
+        kinds[n] = TOKEN_NORMAL;
     }
     const struct tokenizer_spec spec = {.model = "llama",
                                         .pieces = pieces,
