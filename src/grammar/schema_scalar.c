@@ -107,16 +107,16 @@ static bool number_sets(struct schema_compiler *c, json_t *node, const struct nu
                                            {"maximum", "exclusiveMaximum"}};
     static const enum numbers_bound BOUNDS[2][2] = {{AT_LEAST, MORE_THAN}, {AT_MOST, LESS_THAN}};
     *n = 0;
-    for (int end = 0; end < 2; end++) {
+    for (int end = 0; end < 2 && !c->status; end++) {
         json_t *open = json_object_get(node, ENDS[end][1]);
         if (json_object_get(node, ENDS[end][0])) /* draft 4: exclusiveMinimum is true or false */
             sets[(*n)++] = bounded(c, node, ENDS[end][0], BOUNDS[end][json_is_true(open)]);
-        if (open && !json_is_boolean(open))
+        if (!c->status && open && !json_is_boolean(open))
             sets[(*n)++] = bounded(c, node, ENDS[end][1], BOUNDS[end][1]);
     }
     if (*n > 3)
         return schema_fail(c, KVASIR_ERR_UNSUPPORTED, node, "minimum", "has too many bounds");
-    if (json_object_get(node, "multipleOf"))
+    if (!c->status && json_object_get(node, "multipleOf"))
         sets[(*n)++] = multiple(c, node);
     return !c->status;
 }

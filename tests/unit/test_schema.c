@@ -280,6 +280,29 @@ static void refused(const char *schema, kvasir_status code, const char *text) {
         fail_msg("%s: %s", schema, why.text);
 }
 
+/* What is wrong after the last step does not hide that there are no more. */
+static void test_out_of_steps(void **state) {
+    (void)state;
+    static const char *const TEXTS[] = {
+        "{\"maximum\":99,\"multipleOf\":0}",
+        "{\"minimum\":1,\"exclusiveMinimum\":\"x\"}",
+        "{\"not\":{\"minimum\":1,\"maximum\":null}}",
+        "{\"maxLength\":9,\"pattern\":\"(\"}",
+    };
+    struct grammar_limits limits = {
+        .text_bytes = 1 << 14, .compiled_bytes = 2 << 20, .machine_bytes = 1 << 20};
+    for (size_t i = 0; i < sizeof TEXTS / sizeof *TEXTS; i++) {
+        for (limits.steps = 0; limits.steps < 2000; limits.steps++) {
+            struct grammar *g = NULL;
+            const kvasir_status status =
+                grammar_compile(GRAMMAR_JSON_SCHEMA, span(TEXTS[i]), &limits, &g, &why);
+            if (status == KVASIR_OK || why.code != status)
+                fail_msg("%s in %d steps: %d, %s", TEXTS[i], (int)limits.steps, (int)status,
+                         why.text);
+        }
+    }
+}
+
 static void test_what_is_refused(void **state) {
     (void)state;
     refused("{", KVASIR_ERR_ARGUMENT, "invalid JSON");
@@ -447,11 +470,11 @@ static void test_official_suite(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),          cmocka_unit_test(test_objects),
-        cmocka_unit_test(test_canonical),       cmocka_unit_test(test_arrays),
-        cmocka_unit_test(test_unique_items),    cmocka_unit_test(test_combinators),
-        cmocka_unit_test(test_what_is_refused), cmocka_unit_test(test_real_schemas),
-        cmocka_unit_test(test_official_suite),
+        cmocka_unit_test(test_values),       cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_canonical),    cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_unique_items), cmocka_unit_test(test_combinators),
+        cmocka_unit_test(test_out_of_steps), cmocka_unit_test(test_what_is_refused),
+        cmocka_unit_test(test_real_schemas), cmocka_unit_test(test_official_suite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
