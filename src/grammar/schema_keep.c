@@ -208,7 +208,9 @@ struct text_span schema_text(json_t *string) {
 bool schema_count(struct schema_compiler *c, json_t *node, const char *keyword, uint32_t *out) {
     json_t *value = json_object_get(node, keyword);
     const double number = json_number_value(value);
-    if (!json_is_number(value) || number < 0 || number != (double)(uint64_t)number)
+    /* from 2^53 on all doubles are whole */
+    const bool whole = number >= 0x1p53 || (number >= 0 && number == (double)(uint64_t)number);
+    if (!json_is_number(value) || !whole)
         return schema_fail(c, KVASIR_ERR_ARGUMENT, node, keyword,
                            "is not a whole number from 0 on");
     *out = number < SCHEMA_UNBOUNDED ? (uint32_t)number : SCHEMA_UNBOUNDED - 1;

@@ -308,6 +308,9 @@ static void test_what_is_refused(void **state) {
     refused("{", KVASIR_ERR_ARGUMENT, "invalid JSON");
     refused("[]", KVASIR_ERR_ARGUMENT, "a schema is an object, true or false");
     refused("false", KVASIR_ERR_ARGUMENT, "no value meets this schema");
+    refused("{\"maxLength\":1.5}", KVASIR_ERR_ARGUMENT, "#/maxLength: is not a whole number");
+    refused("{\"type\":\"string\",\"minLength\":1e99,\"maxLength\":2}", KVASIR_ERR_ARGUMENT,
+            "no value");
     refused("{\"type\":\"integer\",\"minimum\":1,\"maximum\":0}", KVASIR_ERR_ARGUMENT, "no value");
     refused("{\"properties\":{\"a\":{\"type\":\"thing\"}}}", KVASIR_ERR_ARGUMENT,
             "#/properties/a/type: there is no such type");
