@@ -10,8 +10,8 @@
 # readers of models have the words of src/model and src/text instead.
 #
 # fuzz.sh pack [TARGET...]: renews tests/fuzz/grown.tar.xz, so that sessions add up. It has what
-# earlier ones found: few and small inputs that reach what build-fuzz/corpus reaches and the seeds
-# do not. Other targets keep theirs. `make test` replays them.
+# earlier ones found: few and small inputs that reach the edges that build-fuzz/corpus reaches and
+# the seeds do not, however often. Other targets keep theirs. `make test` replays them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/fuzz_line.sh
@@ -48,8 +48,8 @@ if [ "${pack:-}" ]; then
         cp -r "tests/fuzz/corpus/$target" build-fuzz/merged
         [ ! -d "build-fuzz/seeds/$target" ] || cp -r "build-fuzz/seeds/$target"/. build-fuzz/merged
         mapfile -t seeds < <(find build-fuzz/merged -type f)
-        "build-fuzz/tests/fuzz_$target" -merge=1 -max_len=4096 -timeout=10 -rss_limit_mb=3000 \
-            build-fuzz/merged "${found[@]}" 2>"build-fuzz/$target.log" || {
+        "build-fuzz/tests/fuzz_$target" -merge=1 -use_counters=0 -max_len=4096 -timeout=10 \
+            -rss_limit_mb=3000 build-fuzz/merged "${found[@]}" 2>"build-fuzz/$target.log" || {
             tail -20 "build-fuzz/$target.log"
             exit 1
         }
