@@ -11,7 +11,8 @@
 #
 # fuzz.sh pack [TARGET...]: renews tests/fuzz/grown.tar.xz, so that sessions add up. It has what
 # earlier ones found: few and small inputs that reach the edges that build-fuzz/corpus reaches and
-# the seeds do not, however often. Other targets keep theirs. `make test` replays them.
+# the seeds do not. How often an edge is reached does not count. Other targets keep theirs. `make
+# test` replays them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/fuzz_line.sh

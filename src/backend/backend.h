@@ -530,8 +530,8 @@ struct backend_ops {
     void (*attention)(struct backend *b, const struct batch *batch, const struct kv_view *views,
                       uint32_t layer, const float *q, const struct attention_args *args,
                       float *out);
-    /* y = gated(gate) * up, elementwise over n values; y may be gate or up. The others
-     * are undefined after it: a backend that joins it to their product does not write them. */
+    /* y = gated(gate) * up, elementwise over n values; y may be gate or up. If they are the two
+     * outputs of the matmul before it, the one that is not y is undefined after it. */
     void (*gate_mul)(struct backend *b, enum gate_kind kind, const float *gate, const float *up,
                      size_t n, float *y);
     void (*add)(struct backend *b, float *x, const float *y, float scale,

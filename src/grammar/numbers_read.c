@@ -123,8 +123,8 @@ static void ends_of(const struct begun *b, int32_t shift, struct decimal *low,
     decimal_normalize(high);
 }
 
-/* After the point, which must come after "0", only so many digits follow that the number is a
- * multiple of the last one's place. */
+/* After a point, and after "0", which only a point can follow, so few digits come that the number
+ * is a multiple of the last one's place. */
 static bool interval_fits(const struct numbers *n, const struct begun *b, int32_t shift) {
     struct span s = {.stepped = b->point || b->zero, .step = shift - FRACTION_MAX};
     if (!b->digits.n) { /* "-" */
@@ -214,7 +214,7 @@ static bool scaled_fits(const struct numbers *n, const struct begun *b) {
     int32_t from, to;
     decimal_normalize(&m.digits);
     range_of(n, b->negative, &from, &to);
-    if (!m.digits.n) { /* zeros so far: what follows is less, with the least exponent by far */
+    if (!m.digits.n) { /* zeros so far: the less the exponent, the finer the digits */
         m.digits.point = -b->fraction;
         to = to < m.digits.point - EXPONENT ? m.digits.point - EXPONENT : to;
     }

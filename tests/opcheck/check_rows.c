@@ -473,8 +473,9 @@ static void gated_case(enum weight_type type, uint32_t rows, uint32_t n, uint32_
 }
 
 static void check_gated(void) {
-    static const uint32_t SHAPES[][3] = {{1, 256, 544},    {8, 200, 160},     {20, 256, 480},
-                                         {20, 12800, 160}, {70, 12800, 2080}, {100, 12801, 96}};
+    static const uint32_t SHAPES[][3] = {{1, 256, 544},    {8, 200, 160},    {20, 256, 480},
+                                         {20, 12800, 160}, {20, 12928, 160}, {70, 12800, 2080},
+                                         {100, 12801, 96}};
     if (choice->halves_near <= 0 || !family_begin("matmul", "gated"))
         return;
     for (uint32_t j = 0; j < sizeof SHAPES / sizeof *SHAPES; j++)

@@ -13,7 +13,7 @@
 //     inputs       halves [pair][row][q] 32 bytes: lane q's inputs of each instruction; units [run]
 //                  [row]. Made of x, or of what rms_norm makes of it, by the warp that multiplies
 //                  them; or in scratch, of 8 or 16 rows
-//     part [2][warp][row][output] -> total -> y       sums of runs, added in order; of two
+//     part [2][warp][row][output] -> total -> y       sums of runs, added by sets; of two
 //                                                     matrices gated(y0) * y1
 //
 // The ring is filled before the wait for the kernel that makes x, so weights travel while earlier
@@ -420,7 +420,7 @@ __device__ __forceinline__ tile_ends ends_of_tile(const product_args &a, const f
     return e;
 }
 
-// Adds `count` runs, of whole sets; they begin and end those of an output, which has the
+// Adds `count` runs, which begin a set; they begin and end those of an output, which has the
 // arithmetic of put_output (product.cuh). Each thread has its own outputs, here and in `total`,
 // where a gate's output stays until the other factor is there.
 template <int ROWS>

@@ -17,7 +17,7 @@
 
 namespace {
 
-enum { MANY_FIXED_BYTES = 1 << 10 }; // of shared memory that is not the ring
+enum { MANY_FIXED_BYTES = 1 << 10 }; // of shared memory that is neither stages nor totals
 
 // ---- inputs in scratch -----------------------------------------------------------------------
 
@@ -276,10 +276,13 @@ many_splits splits_for(const cuda_backend *b, const many_choice &c, uint32_t blo
     return {blocks_of(turns, blocks_of(turns, most)), whole ? (uint32_t)SET_RUNS : 1u};
 }
 
-// Whether its blocks can have the outputs of two matrices of this shape to gate.
+// Blocks that have as many outputs of each of two matrices of this shape.
+uint32_t gated_blocks(const many_choice &c, const weight_view &w) {
+    return 2 * w.n / c.outputs;
+}
 bool many_gates(const cuda_backend *b, const many_choice &c, const weight_view &w, uint32_t rows) {
     return w.n % (COLUMN_TILES * TILE_OUTPUTS) == 0 && c.rows > 16 &&
-           splits_for(b, c, blocks_of(rows, c.rows) * blocks_of(2 * w.n, c.outputs),
+           splits_for(b, c, blocks_of(rows, c.rows) * gated_blocks(c, w),
                       blocks_of(w.pairs, RUN_PAIRS))
                    .splits == 1;
 }
@@ -295,8 +298,10 @@ void many_product(cuda_backend *b, const float *x, product_args a, uint32_t outp
         a.part[i].first = blocks;
         blocks += blocks_of(a.part[i].w.n, c.outputs);
     }
-    if (with->gated && a.parts == 2 && many_gates(b, c, w, a.rows))
+    if (with->gated && a.parts == 2 && many_gates(b, c, w, a.rows)) {
         take_gate(a, with);
+        blocks = gated_blocks(c, w);
+    }
     const uint32_t chunks = blocks_of(a.rows, c.rows);
     const many_splits splits = splits_for(b, c, chunks * blocks, runs);
     const size_t taken = splits.splits == 1 ? c.totals_bytes : 0;
@@ -307,7 +312,7 @@ void many_product(cuda_backend *b, const float *x, product_args a, uint32_t outp
                *with);
     if (cuda_works(b) &&
         cuda_ok(b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        (int)shared)))
+                                        (int)(b->shared_per_block - MANY_FIXED_BYTES))))
         cuda_ok(b, launch_early(b, c.kernel, dim3(chunks * splits.splits, blocks), c.threads,
                                 shared, a, act, stages, splits, b->run_sums));
     if (cuda_works(b) && splits.splits > 1)

@@ -122,7 +122,7 @@ __device__ __forceinline__ half_run round_half_run(uint32_t fours, Four four_at,
 
 // ---- sums ------------------------------------------------------------------------------------
 
-// What a run adds to an output: the same two roundings wherever it is done.
+// What a run adds to its set.
 __device__ __forceinline__ float sum_of_run(float sum, float unit) {
     return sum * unit;
 }

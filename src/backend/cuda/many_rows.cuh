@@ -6,8 +6,9 @@
 //     a block       WM warp groups of the same rows, and a warp that copies
 //     a stage       128 inputs of the block's outputs and rows in shared memory: a ring of them,
 //                   each with a barrier for its bytes and one for the warps that have used it
-//     splits        blocks of the same outputs and rows that take the runs or, if these suffice,
-//                   the sets in turn, where the outputs are too few for the device
+//     gated         a block has as many outputs of each of two matrices, which it multiplies
+//     splits        blocks of the same outputs and rows, where the outputs are too few for the
+//                   device: they take the sets in turn or, if there are too few of these, the runs
 //
 //     scratch       halves [N rows][pair][8][row][8]   f16: the elements 8 i .. 8 i + 7 of a pair's
 //                                                      four instructions
@@ -255,7 +256,7 @@ template <class F, int N, int WM> struct many_ring {
                               w[1 - i % 2]);
             }
         }
-        products_end<0>(sums);
+        products_end(sums, w[(BLOCKS - 1) % 2]);
     }
     // Any run: one pair after the other.
     __device__ __forceinline__ void plain_run(const many_place &m, uint32_t s, uint32_t tile,
@@ -283,7 +284,7 @@ template <class F, int N, int WM> struct many_ring {
     // Run `run`, which is the block's next one, into sums, times its units.
     __device__ __forceinline__ void add_run(const many_place &m, uint32_t run, uint32_t tile,
                                             Sums<N> &sums) {
-        // With fewer rows a block has more warp groups, and it is no faster.
+        // With fewer rows a multiprocessor has more warp groups, and it is no faster.
         if (N == 128 && (run + 1) * RUN_PAIRS <= m.pairs)
             overlapped_run(run * RUN_STAGES, tile, sums);
         else
@@ -517,7 +518,7 @@ __global__ void __launch_bounds__(SUMS_VALUES / 4)
     const float scale = p.sum_scale;
     const output_ends ends = ends_of_output(p, min(output, n - 1));
     kernel_waits();
-    // A thread's outputs are one, in four rows: what they are added to is read first.
+    // A thread has one output of four rows. What they are added to is read first.
     size_t at[4];
     float before[4];
 #pragma unroll

@@ -206,7 +206,7 @@ struct product_args {
     uint32_t parts;
     act_view act;
     uint32_t rows;
-    // of two matrices of one shape: gated(y0) * y1 is all that is written, and here; NULL: not
+    // of two matrices of one shape: only gated(y0) * y1 is written, here; NULL: y of each part is
     float *gated;
     gate_kind gate;
     // of chosen matrices (experts), else NULL: item i takes row i / per_row of x
@@ -596,6 +596,7 @@ template <bool BF> struct Floats {
 enum { WARPS_MAX = 8 };
 
 // Of a block, for whole rounds of runs: 28 runs are 4 rounds of 7 warps, not 3 of 8 and a half.
+// Not of few_rows.cuh, which has whole sets.
 inline uint32_t product_warps(const weight_view &w) {
     const uint32_t runs = blocks_of(w.pairs, RUN_PAIRS);
     return blocks_of(runs, blocks_of(runs, WARPS_MAX));

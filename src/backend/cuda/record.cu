@@ -50,7 +50,7 @@ static bool adds(const matmul_op &m, const add_op &add) {
            add.n == (size_t)m.rows * weight_view_of(m.w[0])->n;
 }
 static bool gates(const matmul_op &m, const gate_mul_op &gate) {
-    return m.count == 2 && gate.gate == m.y[0] && gate.up == m.y[1] && gate.y != m.y[1] &&
+    return m.count == 2 && gate.gate == m.y[0] && gate.up == m.y[1] && gate.y != m.x &&
            gate.n == (size_t)m.rows * weight_view_of(m.w[0])->n;
 }
 static bool same_angles(const rope_op &a, const rope_op &b) {
