@@ -280,6 +280,7 @@ many_splits splits_for(const cuda_backend *b, const many_choice &c, uint32_t blo
 uint32_t gated_blocks(const many_choice &c, const weight_view &w) {
     return 2 * w.n / c.outputs;
 }
+// Whether they can gate: they are enough for the device without splits.
 bool many_gates(const cuda_backend *b, const many_choice &c, const weight_view &w, uint32_t rows) {
     return w.n % (COLUMN_TILES * TILE_OUTPUTS) == 0 && c.rows > 16 &&
            splits_for(b, c, blocks_of(rows, c.rows) * gated_blocks(c, w),
