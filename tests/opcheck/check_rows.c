@@ -399,22 +399,31 @@ static void check_product(void) {
     }
 }
 
-/* By f16: every kernel, which the rows and the outputs choose, and inputs of several runs. */
-static void halves_case(enum weight_type type, uint32_t rows, uint32_t n, uint32_t k) {
-    const float *const no_bias = NULL;
+/* A matrix that is multiplied by f16, and both sides for `rows` rows of its inputs or outputs. */
+static struct weight halves_shape(enum weight_type type, uint32_t n, uint32_t k) {
     struct weight shape;
     do
         shape = shape_of(type, n, k);
     while (!by_f16(&shape, 8));
+    return shape;
+}
+static void begin_halves(const struct weight *shape, uint32_t rows) {
     const struct backend_limits limits = {.rows = rows,
                                           .seqs = 1,
-                                          .dim = n > shape.k ? n : shape.k,
+                                          .dim = shape->n > shape->k ? shape->n : shape->k,
                                           .head_dim = HEAD_DIM,
                                           .pages = 1,
                                           .groups = 1,
                                           .group = {{1, 1, HEAD_DIM, false}}};
-    case_begin("%u rows, %u x %u", rows, n, shape.k);
     device_begin_beside(&limits, 8, 16);
+}
+
+/* By f16: every kernel, which the rows and the outputs choose, and inputs of several runs. */
+static void halves_case(enum weight_type type, uint32_t rows, uint32_t n, uint32_t k) {
+    const float *const no_bias = NULL;
+    const struct weight shape = halves_shape(type, n, k);
+    case_begin("%u rows, %u x %u", rows, n, shape.k);
+    begin_halves(&shape, rows);
     struct matrix m = matrix_make(&shape, n);
     struct both x = random_both((size_t)rows * shape.k), y = output((size_t)rows * n);
     op_matmul(reference, x.host, rows, &m.reference, &no_bias, &y.host, 1);
@@ -432,21 +441,11 @@ static void halves_case(enum weight_type type, uint32_t rows, uint32_t n, uint32
  * one. */
 static void gated_case(enum weight_type type, uint32_t rows, uint32_t n, uint32_t k) {
     const float *const no_bias[2] = {NULL};
-    struct weight shape;
-    do
-        shape = shape_of(type, n, k);
-    while (!by_f16(&shape, 8));
-    const struct backend_limits limits = {.rows = rows,
-                                          .seqs = 1,
-                                          .dim = n > shape.k ? n : shape.k,
-                                          .head_dim = HEAD_DIM,
-                                          .pages = 1,
-                                          .groups = 1,
-                                          .group = {{1, 1, HEAD_DIM, false}}};
+    const struct weight shape = halves_shape(type, n, k);
     const struct batch_seq seq = {.rows = rows};
     const struct batch batch = {.rows = rows, .n_seqs = 1, .seqs = &seq};
     case_begin("%u rows, two of %u x %u", rows, n, shape.k);
-    device_begin_beside(&limits, 8, 16);
+    begin_halves(&shape, rows);
     struct matrix m[2] = {matrix_make(&shape, n), matrix_make(&shape, n)};
     const struct backend_weight *const w[2] = {m[0].device, m[1].device};
     const struct both x = random_both((size_t)rows * shape.k);
