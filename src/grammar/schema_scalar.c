@@ -71,33 +71,24 @@ static bool number_text(json_t *value, char out[64]) {
     return true;
 }
 
-static const struct numbers *bounded(struct schema_compiler *c, json_t *node, const char *keyword,
-                                     enum numbers_bound bound) {
+/* What a keyword with a number allows; bound NULL: multiples of it. NULL: that failed, or something
+ * before it did, whose error stays. */
+static const struct numbers *number_set(struct schema_compiler *c, json_t *node,
+                                        const char *keyword, const enum numbers_bound *bound) {
     char text[64];
     struct numbers *n;
     json_t *value = json_object_get(node, keyword);
+    if (c->status)
+        return NULL;
     if (!json_is_number(value)) {
         schema_fail(c, KVASIR_ERR_ARGUMENT, node, keyword, "is not a number");
         return NULL;
     }
     number_text(value, text);
     const struct text_span span = {text, strlen(text)};
-    const kvasir_status status = numbers_bounded(c->b, bound, span, &n, c->err);
+    const kvasir_status status = bound ? numbers_bounded(c->b, *bound, span, &n, c->err)
+                                       : numbers_multiple(c->b, span, &n, c->err);
     return schema_numbers(c, status, status ? NULL : n, node, keyword);
-}
-
-static const struct numbers *multiple(struct schema_compiler *c, json_t *node) {
-    char text[64];
-    struct numbers *n;
-    json_t *value = json_object_get(node, "multipleOf");
-    if (!json_is_number(value)) {
-        schema_fail(c, KVASIR_ERR_ARGUMENT, node, "multipleOf", "is not a number");
-        return NULL;
-    }
-    number_text(value, text);
-    const struct text_span span = {text, strlen(text)};
-    const kvasir_status status = numbers_multiple(c->b, span, &n, c->err);
-    return schema_numbers(c, status, status ? NULL : n, node, "multipleOf");
 }
 
 /* The sets of a node's keywords for numbers, at most four; false: failed. */
@@ -107,17 +98,17 @@ static bool number_sets(struct schema_compiler *c, json_t *node, const struct nu
                                            {"maximum", "exclusiveMaximum"}};
     static const enum numbers_bound BOUNDS[2][2] = {{AT_LEAST, MORE_THAN}, {AT_MOST, LESS_THAN}};
     *n = 0;
-    for (int end = 0; end < 2 && !c->status; end++) {
+    for (int end = 0; end < 2; end++) {
         json_t *open = json_object_get(node, ENDS[end][1]);
         if (json_object_get(node, ENDS[end][0])) /* draft 4: exclusiveMinimum is true or false */
-            sets[(*n)++] = bounded(c, node, ENDS[end][0], BOUNDS[end][json_is_true(open)]);
-        if (!c->status && open && !json_is_boolean(open))
-            sets[(*n)++] = bounded(c, node, ENDS[end][1], BOUNDS[end][1]);
+            sets[(*n)++] = number_set(c, node, ENDS[end][0], &BOUNDS[end][json_is_true(open)]);
+        if (open && !json_is_boolean(open))
+            sets[(*n)++] = number_set(c, node, ENDS[end][1], &BOUNDS[end][1]);
     }
     if (*n > 3)
         return schema_fail(c, KVASIR_ERR_UNSUPPORTED, node, "minimum", "has too many bounds");
-    if (!c->status && json_object_get(node, "multipleOf"))
-        sets[(*n)++] = multiple(c, node);
+    if (json_object_get(node, "multipleOf"))
+        sets[(*n)++] = number_set(c, node, "multipleOf", NULL);
     return !c->status;
 }
 
@@ -185,7 +176,7 @@ static bool string_sets(struct schema_compiler *c, json_t *node, const struct la
         return false;
     if (json_is_string(format) && sets[*n])
         ++*n;
-    for (int end = 0; end < 2 && !c->status; end++) {
+    for (int end = 0; end < 2; end++) {
         const char *keyword = end ? "maxLength" : "minLength";
         uint32_t count;
         if (!json_object_get(node, keyword))
