@@ -13,9 +13,10 @@
 //
 // If that makes at most half as many blocks as the device has SMs, a super-run is divided among 2,
 // 4 or 8 of them (gridDim.z): their runs go to part_out one by one, and the last block merges all.
-// With 8, a block has one run. If its chunks and scores fit into shared memory together, four warps
-// compute the scores of its four tiles at the same time; then each warp goes over the maxima of all
-// tiles and computes the outputs of a quarter of the dims (of 64 dims two warps compute half each).
+// Of the runs of a block only one may have begun: of 8 blocks each, of a row of up to 256 tokens
+// any. If its chunks and scores fit into shared memory together, four warps compute the scores of
+// its four tiles at the same time; then each warp goes over the maxima of all tiles and computes
+// the outputs of a quarter of the dims (of 64 dims two warps compute half each).
 //
 // The first loads are started before the queries are packed. cols.cuh has what a warp does with a
 // tile. The kernel is compiled for each of the common formats, and once for all of them with a
@@ -27,7 +28,7 @@
 
 struct DecodeArgs : PassArgs {
     int slots; // of a block's ring
-    bool team; // it holds a run and its scores
+    bool team; // it holds a run and its scores: warps share it if it is the only one
     // partial results: [item][kv head][gqa]; split: [item][kv head][run][gqa]
     float *part_out;   // [D] each
     float2 *part_ms;   // maximum, sum
@@ -154,18 +155,18 @@ __device__ __forceinline__ void merge_parts(const DecodeArgs &a, const decode_it
     }
 }
 
-// Runs of the block in order; the result is the row's, or one of its parts. outputs: of warp w at
-// outputs + w * pitch, [gqa][D]; those of warp 0 are overwritten.
+// Runs of the block in order, of its first runs_here warps; the result is the row's, or one of its
+// parts. outputs: of warp w at outputs + w * pitch, [gqa][D]; those of warp 0 are overwritten.
 template <int D, int HEADS>
 __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &item, uint32_t index,
-                                       uint32_t kv, RunResults<HEADS> &runs, float *outputs,
-                                       uint32_t pitch) {
-    const uint32_t split = gridDim.z, runs_here = SUPER_RUNS / split;
-    const uint32_t blocks = (item.count - 1) * split + blocks_of(begun_runs(item), runs_here);
+                                       uint32_t kv, RunResults<HEADS> &runs, uint32_t runs_here,
+                                       float *outputs, uint32_t pitch) {
+    const uint32_t split = gridDim.z, each = SUPER_RUNS / split;
+    const uint32_t blocks = (item.count - 1) * split + blocks_of(begun_runs(item), each);
     size_t part = ((size_t)index * a.kv_heads + kv) * a.gqa;
     __syncthreads();
     if (split > 1 && blocks > 1) {
-        part = part * SUPER_RUNS + blockIdx.z * runs_here * a.gqa;
+        part = part * SUPER_RUNS + blockIdx.z * each * a.gqa;
         for (uint32_t e = threadIdx.x; e < a.gqa * D; e += THREADS) {
             const uint32_t h = e / D;
             for (uint32_t w = 0; w < runs_here; w++) {
@@ -295,7 +296,7 @@ __device__ __forceinline__ Ring start_rings(const step_group &g, const Work &wor
                                             int warp) {
     Ring ring;
     ring.n = 0;
-    if (gridDim.z == 1) {
+    if (gridDim.z == 1 && work.active > 1) {
         __syncwarp();
         if (warp < work.active) {
             ring = ring_of<Ring>(g, work, seen, rings, bars, warp);
@@ -544,12 +545,14 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
 
     ColsState<H> state;
     begin_heads<D, KF, H>(query, q, state);
-    if (a.team && gridDim.z == SUPER_RUNS)
+    const bool team = a.team && active == 1;
+    if (team)
         attend_shared_run<D, KF, VF, H>(g, a, work, seen, at, rings, bars, exchange, query, state,
                                         runs);
     else
         attend_run<D, KF, VF, H>(g, a, work, seen, at, ring, rings, exchange, query, state, runs);
-    finish<D, HEADS>(a, item, blockIdx.x, kv, runs, (float *)rings, slots * Ring::SLOT / 4);
+    finish<D, HEADS>(a, item, blockIdx.x, kv, runs, team ? 1 : per_block, (float *)rings,
+                     slots * Ring::SLOT / 4);
 }
 
 // ---- launches --------------------------------------------------------------------------------
