@@ -366,13 +366,18 @@ __device__ uint32_t first_largest(const pick_args &a, const float *row, const fl
     if (threadIdx.x == 0)
         first = UINT32_MAX;
     __syncthreads();
-    for (uint32_t b = threadIdx.x / WARP; b < a.blocks; b += THREADS / WARP) {
-        if (peaks[b] != max)
-            continue;
-        for (uint32_t j = 0; j < PICK_BLOCK / WARP; j++) {
-            const uint32_t id = b * PICK_BLOCK + j * WARP + threadIdx.x % WARP;
-            if (id < a.vocab && row[id] == max)
-                atomicMin(&first, id);
+    // a warp looks at 32 peaks, then at the blocks that have the largest
+    for (uint32_t b0 = threadIdx.x / WARP * WARP; b0 < a.blocks; b0 += THREADS) {
+        const uint32_t b = b0 + threadIdx.x % WARP;
+        uint32_t having = __ballot_sync(~0u, b < a.blocks && peaks[b] == max);
+        for (; having; having &= having - 1) {
+            const uint32_t block = b0 + __ffs((int)having) - 1;
+#pragma unroll
+            for (uint32_t j = 0; j < PICK_BLOCK / WARP; j++) {
+                const uint32_t id = block * PICK_BLOCK + j * WARP + threadIdx.x % WARP;
+                if (id < a.vocab && row[id] == max)
+                    atomicMin(&first, id);
+            }
         }
     }
     __syncthreads();
