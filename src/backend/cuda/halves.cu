@@ -227,7 +227,7 @@ struct many_choice {
 template <class F, int N, int WM> many_choice many_of() {
     return {many_kernel<F, N, WM>,        sums_kernel<N>,
             WM * GROUP_OUTPUTS,           N,
-            WM * GROUP_THREADS + 32,      blocks_together<N, WM>(),
+            many_threads<WM>(),           blocks_together<N, WM>(),
             sizeof(many_stage<F, N, WM>), totals_pitch<WM>() * N * sizeof(float)};
 }
 
@@ -246,22 +246,6 @@ uint32_t stages_of(const cuda_backend *b, const many_choice &c, size_t taken) {
     return stages < STAGES_MIN ? stages_for(b, c, taken, 1) : stages;
 }
 
-// The largest blocks of which there are enough for the device. outputs: of all parts.
-template <class F> many_choice many_for(const cuda_backend *b, uint32_t outputs, uint32_t rows) {
-    const auto enough = [&](uint32_t n, uint32_t m) {
-        return (size_t)blocks_of(outputs, n) * blocks_of(rows, m) >= (size_t)b->sm_count * 3 / 4;
-    };
-    const many_choice choices[] = {many_of<F, 128, 2>(), many_of<F, 64, 4>(), many_of<F, 64, 2>(),
-                                   many_of<F, 16, 2>()};
-    uint32_t i = rows > 64 && enough(128, 128)  ? 0
-                 : rows > 16 && enough(256, 64) ? 1
-                 : rows > 16                    ? 2
-                                                : 3;
-    while (i < 3 && stages_of(b, choices[i], choices[i].totals_bytes) < STAGES_MIN)
-        i++;
-    return choices[i];
-}
-
 // How many blocks share the runs of an output, so that all `blocks` times as many are on the device
 // together: they take whole sets if that makes enough of them.
 many_splits splits_for(const cuda_backend *b, const many_choice &c, uint32_t blocks,
@@ -274,6 +258,26 @@ many_splits splits_for(const cuda_backend *b, const many_choice &c, uint32_t blo
     if (most < 2 || (size_t)blocks * turns * c.outputs * c.rows * sizeof(float) > b->run_sums_bytes)
         return {1, 1};
     return {blocks_of(turns, blocks_of(turns, most)), whole ? (uint32_t)SET_RUNS : 1u};
+}
+
+// The largest blocks of which there are enough for the device, those of 256 outputs also if they
+// share whole sets. outputs: of all parts; runs: of an output.
+template <class F>
+many_choice many_for(const cuda_backend *b, uint32_t outputs, uint32_t rows, uint32_t runs) {
+    const auto enough = [&](uint32_t n, uint32_t m) {
+        return (size_t)blocks_of(outputs, n) * blocks_of(rows, m) >= (size_t)b->sm_count * 3 / 4;
+    };
+    const many_choice choices[] = {many_of<F, 128, 2>(), many_of<F, 64, 4>(), many_of<F, 64, 2>(),
+                                   many_of<F, 16, 2>()};
+    const uint32_t wide = blocks_of(outputs, 256) * blocks_of(rows, 64);
+    const bool sets = splits_for(b, choices[1], wide, runs).turn == SET_RUNS;
+    uint32_t i = rows > 64 && enough(128, 128)            ? 0
+                 : rows > 16 && (enough(256, 64) || sets) ? 1
+                 : rows > 16                              ? 2
+                                                          : 3;
+    while (i < 3 && stages_of(b, choices[i], choices[i].totals_bytes) < STAGES_MIN)
+        i++;
+    return choices[i];
 }
 
 // Blocks that have as many outputs of each of two matrices of this shape.
@@ -294,7 +298,7 @@ void many_product(cuda_backend *b, const float *x, product_args a, uint32_t outp
     const weight_view &w = a.part[0].w;
     const uint32_t runs = blocks_of(w.pairs, RUN_PAIRS);
     uint32_t blocks = 0;
-    const many_choice c = many_for<F>(b, outputs, a.rows);
+    const many_choice c = many_for<F>(b, outputs, a.rows, runs);
     for (uint32_t i = 0; i < a.parts; i++) {
         a.part[i].first = blocks;
         blocks += blocks_of(a.part[i].w.n, c.outputs);
@@ -348,7 +352,9 @@ bool halves_gate(const cuda_backend *b, const weight_view &w, uint32_t rows) {
     return is_halves(b, w) &&
            (rows <= FEW_ROWS ||
             (!few_suffice(b, 2 * w.n, rows) &&
-             many_gates(b, many_for<Halves<32, true, 8>>(b, 2 * w.n, rows), w, rows)));
+             many_gates(
+                 b, many_for<Halves<32, true, 8>>(b, 2 * w.n, rows, blocks_of(w.pairs, RUN_PAIRS)),
+                 w, rows)));
 }
 
 void product_halves(cuda_backend *b, const float *x, product_args a, matmul_neighbours *with) {

@@ -3,7 +3,8 @@
 // weights become f16 in registers, and the inputs come from shared memory (wgmma.cuh).
 //
 //     a warp group  64 outputs x N rows, the tile of 16 outputs of each of its warps
-//     a block       WM warp groups of the same rows, and a warp that copies
+//     a block       WM warp groups of the same rows, and WM warps that copy: a copy takes a warp
+//                   some 100 ns, whatever its size
 //     a stage       128 inputs of the block's outputs and rows in shared memory: a ring of them,
 //                   each with a barrier for its bytes and one for the warps that have used it
 //     gated         a block has as many outputs of each of two matrices, which it multiplies
@@ -100,11 +101,22 @@ __device__ __forceinline__ void copies_into_end(uint32_t bar) {
 #endif
 }
 
-// The weights of stage s, inputs 128 s and on. A gated block has outputs of the first matrix and
+// What warp i of WM copies: the first one the rows, the others weights.
+template <int WM> struct copier {
+    static constexpr uint32_t WEIGHTS = WM - 1; // warps
+    uint32_t i;
+    __device__ __forceinline__ bool has_rows() const { return i == 0; }
+    __device__ __forceinline__ bool has_codes(uint32_t column) const {
+        return i == 1 + column % WEIGHTS;
+    }
+    __device__ __forceinline__ bool has_scales() const { return i == WEIGHTS; }
+};
+
+// Its weights of stage s, inputs 128 s and on. A gated block has outputs of the first matrix and
 // then as many of the second.
 template <class F, int N, int WM>
-__device__ __forceinline__ void copy_weights(const many_place &m, uint32_t s, uint32_t bar,
-                                             many_stage<F, N, WM> &stage) {
+__device__ __forceinline__ void copy_weights(const copier<WM> &my, const many_place &m, uint32_t s,
+                                             uint32_t bar, many_stage<F, N, WM> &stage) {
     constexpr uint32_t CODES = COLUMN_TILES * 512,
                        SCALARS = COLUMN_TILES * 128; // bytes of a column
     const uint32_t pair0 = s * STAGE_PAIRS, pairs = min(m.pairs - pair0, (uint32_t)STAGE_PAIRS);
@@ -116,12 +128,14 @@ __device__ __forceinline__ void copy_weights(const many_place &m, uint32_t s, ui
                        tiles = WM == 2 && m.gated ? 4 : COLUMN_TILES, after = m.gated ? 0 : i;
         const size_t codes = ((size_t)after * m.pairs + pair0) * CODES,
                      scalars = ((size_t)after * m.quads + quad) * SCALARS;
-        if (tiles == COLUMN_TILES)
+        if (my.has_codes(column) && tiles == COLUMN_TILES)
             copy_into(stage.codes[column], from.codes + codes, pairs * CODES, bar);
-        else
+        else if (my.has_codes(column))
             for (uint32_t p = 0; p < pairs; p++)
                 copy_into(stage.codes[column][p][tile], from.codes + codes + p * CODES, tiles * 512,
                           bar);
+        if (!my.has_scales())
+            continue;
         copy_into(stage.scales[0][column][tile], from.scales + scalars, tiles * 128, bar);
         if (F::BIASED)
             copy_into(stage.scales[F::BIASED][column][tile], from.biases + scalars, tiles * 128,
@@ -129,13 +143,14 @@ __device__ __forceinline__ void copy_weights(const many_place &m, uint32_t s, ui
     }
 }
 
-// Its inputs and their units.
+// The rows' inputs, and their units with the last stage of a run.
 template <class F, int N, int WM>
 __device__ __forceinline__ void copy_rows(const many_place &m, uint32_t s, uint32_t bar,
                                           many_stage<F, N, WM> &stage) {
     const uint32_t pair0 = s * STAGE_PAIRS, pairs = min(m.pairs - pair0, (uint32_t)STAGE_PAIRS);
     copy_into(stage.rows, m.halves + (size_t)pair0 * 8 * N, pairs * (8 * N * 16), bar);
-    copy_into(stage.units, m.units + s / RUN_STAGES * N, N * sizeof(float), bar);
+    if (s % RUN_STAGES == RUN_STAGES - 1 || pair0 + STAGE_PAIRS >= m.pairs)
+        copy_into(stage.units, m.units + s / RUN_STAGES * N, N * sizeof(float), bar);
 }
 
 // ---- the warps that multiply -----------------------------------------------------------------
@@ -184,7 +199,7 @@ template <class F, int N, int WM> struct many_ring {
 
     __device__ __forceinline__ void init() const {
         for (uint32_t i = 0; i < count; i++) {
-            barrier_init(full + 8 * i, COPY_ARRIVALS);
+            barrier_init(full + 8 * i, WM * COPY_ARRIVALS);
             barrier_init(used + 8 * i, WARPS);
         }
         barriers_ready();
@@ -202,21 +217,20 @@ template <class F, int N, int WM> struct many_ring {
     __device__ __forceinline__ static uint32_t stages_of(const many_place &m) {
         return (m.pairs + STAGE_PAIRS - 1) / STAGE_PAIRS;
     }
-    // Copies all stages of this block. Weights of the first ones are there before this kernel's
-    // inputs.
-    __device__ __forceinline__ void fill(const many_place &m) {
-        uint32_t s = split * all.turn * RUN_STAGES;
-        for (uint32_t i = 0; i < count && s < stages_of(m); i++, s = after(s))
-            copy_weights(m, s, full + 8 * i, stages[i]);
-        kernel_waits();
+    // Copies a warp's part of all stages of this block. Weights do not wait for the kernel before.
+    __device__ __forceinline__ void fill(const copier<WM> &my, const many_place &m) {
+        if (my.has_rows())
+            kernel_waits();
         uint32_t begun = 0;
-        for (s = split * all.turn * RUN_STAGES; s < stages_of(m); s = after(s), next(), begun++) {
+        for (uint32_t s = split * all.turn * RUN_STAGES; s < stages_of(m);
+             s = after(s), next(), begun++) {
             const uint32_t bar = full + 8 * at;
-            if (begun >= count) {
+            if (begun >= count)
                 barrier_wait(used + 8 * at, phase ^ 1);
-                copy_weights(m, s, bar, stages[at]);
-            }
-            copy_rows(m, s, bar, stages[at]);
+            if (my.has_rows())
+                copy_rows(m, s, bar, stages[at]);
+            else
+                copy_weights(my, m, s, bar, stages[at]);
             copies_into_end(bar);
         }
     }
@@ -439,6 +453,9 @@ template <class F, int N, int WM> struct many_block {
     }
 };
 
+template <int WM> constexpr uint32_t many_threads() {
+    return WM * (GROUP_THREADS + 32);
+}
 // Of a multiprocessor.
 template <int N, int WM> constexpr uint32_t blocks_together() {
     return N < 128 && WM == 2 ? 2 : 1;
@@ -448,7 +465,7 @@ template <int N, int WM> constexpr uint32_t blocks_together() {
 // half of them of each]: blocks that share weights are neighbours. a.part[].first counts in 64 WM
 // outputs. sums: of splits.
 template <class F, int N, int WM>
-__global__ void __launch_bounds__(WM *GROUP_THREADS + 32, blocks_together<N, WM>())
+__global__ void __launch_bounds__(many_threads<WM>(), blocks_together<N, WM>())
     many_kernel(const __grid_constant__ product_args a, const half_act act, uint32_t stages,
                 many_splits splits, float *sums) {
     extern __shared__ __align__(128) uint4 many_memory[]; // stages, totals
@@ -487,11 +504,15 @@ __global__ void __launch_bounds__(WM *GROUP_THREADS + 32, blocks_together<N, WM>
     if (threadIdx.x == 0)
         b.ring.init();
     __syncthreads();
-    if (warp == 4 * WM) {
+    if (warp >= 4 * WM) {
+        if constexpr (WM == 4)
+            REGISTERS_DOWN(32);
         if (starts_copies())
-            b.ring.fill(b.m);
+            b.ring.fill({warp - 4 * WM}, b.m);
         return;
     }
+    if constexpr (WM == 4) // of 96 times 640 threads
+        REGISTERS_UP(112);
     kernel_waits();
     if (splits.splits > 1)
         return b.multiply_split(warp);

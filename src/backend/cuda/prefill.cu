@@ -34,15 +34,6 @@ enum { ARRIVALS = 32 };
 enum { ARRIVALS = 1 };
 #endif
 
-// Registers go from the groups that fill slots to those that multiply.
-#if WGMMA
-#define REGISTERS_DOWN(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n))
-#define REGISTERS_UP(n)   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n))
-#else
-#define REGISTERS_DOWN(n) (void)0
-#define REGISTERS_UP(n)   (void)0
-#endif
-
 struct PrefillArgs : PassArgs {
     int slots; // of K, and of V
 };

@@ -20,6 +20,16 @@ template <int COLUMNS> using Sums = float[COLUMNS / 8][4];
 #define WGMMA 0
 #endif
 
+// Registers go from the groups that fill shared memory to those that multiply. Together they may
+// have as many as the block began with, or the second waits forever.
+#if WGMMA
+#define REGISTERS_DOWN(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n))
+#define REGISTERS_UP(n)   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n))
+#else
+#define REGISTERS_DOWN(n) (void)0
+#define REGISTERS_UP(n)   (void)0
+#endif
+
 // Makes what a thread wrote to shared memory visible to wgmma of others, after a barrier.
 __device__ __forceinline__ void written_for_wgmma() {
 #if WGMMA
@@ -39,9 +49,16 @@ __device__ __forceinline__ void wgmma_commit() {
 template <int N> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-// A matrix of `rows` rows from address `at` on.
-__device__ __forceinline__ uint64_t matrix_at(uint32_t at, uint32_t rows) {
-    return (uint64_t)((at & 0x3ffff) >> 4) | (uint64_t)rows << 16 | (uint64_t)(128 >> 4) << 32;
+// A matrix of `rows` rows: the low half of its descriptor for address `at`, to which units of 16
+// bytes may be added, and the descriptor. All lanes have the same address. The shuffle tells the
+// compiler so: it computes descriptors once a warp, in the uniform registers that wgmma reads.
+__device__ __forceinline__ uint32_t matrix_low(uint32_t at, uint32_t rows) {
+    return (__shfl_sync(~0u, at, 0) & 0x3ffff) >> 4 | rows << 16;
+}
+__device__ __forceinline__ uint64_t matrix_of(uint32_t low) {
+    uint64_t both;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(low), "n"(128 >> 4));
+    return both;
 }
 
 #define WGMMA_4(d, i)  "+f"((d)[i][0]), "+f"((d)[i][1]), "+f"((d)[i][2]), "+f"((d)[i][3])
@@ -130,11 +147,12 @@ __device__ __forceinline__ void mma_step(float (&d)[N][4], const uint32_t (&a)[4
 template <bool BF, int D>
 __device__ __forceinline__ void scores_begin(Sums<64> &d, uint32_t query, uint32_t keys) {
 #if WGMMA
+    const uint32_t q = matrix_low(query, 64), k = matrix_low(keys, 64);
     wgmma_begin();
-    wgmma_scores<BF, true>(d, matrix_at(query, 64), matrix_at(keys, 64));
+    wgmma_scores<BF, true>(d, matrix_of(q), matrix_of(k));
 #pragma unroll
     for (int i = 1; i < D / 16; i++)
-        wgmma_scores<BF, false>(d, matrix_at(query + i * 2048, 64), matrix_at(keys + i * 2048, 64));
+        wgmma_scores<BF, false>(d, matrix_of(q + i * 128), matrix_of(k + i * 128));
     wgmma_commit();
 #else
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -154,13 +172,13 @@ template <bool BF, int D, int STEPS>
 __device__ __forceinline__ void values_begin(Sums<D> &d, const uint32_t (&p)[STEPS][4],
                                              uint32_t values) {
 #if WGMMA
+    const uint32_t v = matrix_low(values, D);
     wgmma_begin();
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-        const uint32_t at = values + i * 32 * D;
-        wgmma_values<BF, 0>(d, p[i], matrix_at(at, D));
+        wgmma_values<BF, 0>(d, p[i], matrix_of(v + i * 2 * D));
         if constexpr (D == 256)
-            wgmma_values<BF, 16>(d, p[i], matrix_at(at + 128 * 16, D));
+            wgmma_values<BF, 16>(d, p[i], matrix_of(v + i * 2 * D + 128));
     }
     wgmma_commit();
 #else
