@@ -227,7 +227,7 @@ struct many_choice {
 template <class F, int N, int WM> many_choice many_of() {
     return {many_kernel<F, N, WM>,        sums_kernel<N>,
             WM * GROUP_OUTPUTS,           N,
-            many_threads<WM>(),           blocks_together<N, WM>(),
+            many_threads<N, WM>(),        blocks_together<N, WM>(),
             sizeof(many_stage<F, N, WM>), totals_pitch<WM>() * N * sizeof(float)};
 }
 

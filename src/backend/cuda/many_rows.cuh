@@ -453,8 +453,9 @@ template <class F, int N, int WM> struct many_block {
     }
 };
 
-template <int WM> constexpr uint32_t many_threads() {
-    return WM * (GROUP_THREADS + 32);
+// With 64 rows a whole warp group is there for copies, so that it can give registers away.
+template <int N, int WM> constexpr uint32_t many_threads() {
+    return WM * GROUP_THREADS + (N == 64 ? (uint32_t)GROUP_THREADS : WM * 32);
 }
 // Of a multiprocessor.
 template <int N, int WM> constexpr uint32_t blocks_together() {
@@ -465,7 +466,7 @@ template <int N, int WM> constexpr uint32_t blocks_together() {
 // half of them of each]: blocks that share weights are neighbours. a.part[].first counts in 64 WM
 // outputs. sums: of splits.
 template <class F, int N, int WM>
-__global__ void __launch_bounds__(many_threads<WM>(), blocks_together<N, WM>())
+__global__ void __launch_bounds__(many_threads<N, WM>(), blocks_together<N, WM>())
     many_kernel(const __grid_constant__ product_args a, const half_act act, uint32_t stages,
                 many_splits splits, float *sums) {
     extern __shared__ __align__(128) uint4 many_memory[]; // stages, totals
@@ -505,14 +506,14 @@ __global__ void __launch_bounds__(many_threads<WM>(), blocks_together<N, WM>())
         b.ring.init();
     __syncthreads();
     if (warp >= 4 * WM) {
-        if constexpr (WM == 4)
+        if constexpr (N == 64)
             REGISTERS_DOWN(32);
-        if (starts_copies())
+        if (warp < 5 * WM && starts_copies())
             b.ring.fill({warp - 4 * WM}, b.m);
         return;
     }
-    if constexpr (WM == 4) // of 96 times 640 threads
-        REGISTERS_UP(112);
+    if constexpr (N == 64) // of 96 times 640 threads or, in each of two blocks, 80 times 384
+        REGISTERS_UP(WM == 4 ? 112 : 104);
     kernel_waits();
     if (splits.splits > 1)
         return b.multiply_split(warp);
