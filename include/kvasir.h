@@ -150,8 +150,8 @@ typedef struct kvasir_context_options {
     uint32_t kv_keep;     /* < max_kv_size */
     uint32_t ctx;         /* most tokens of a sequence; 0: by the model and free memory */
     uint64_t cache_bytes; /* budget of all pages; 0: four sequences of ctx, or free memory */
-    /* If not NULL, formats, max_kv_size and kv_keep are those of this file instead of the fields
-     * above; keys are not centred, and there is no exact start or tail. */
+    /* If not NULL, formats, the exact start, max_kv_size and kv_keep are those of this file instead
+     * of the fields above; keys are not centred, and there is no exact tail. */
     const kvasir_prompt_cache *like;
     uint32_t prefill_chunk; /* most tokens of a step, up to 4096; 0: 128 on a CPU, 2048 on a GPU */
     /* Snapshots of recurrent layers and exact tails are kept every so many tokens (whole pages);
@@ -325,15 +325,15 @@ typedef struct kvasir_prompt_cache_info {
 } kvasir_prompt_cache_info;
 KVASIR_API void kvasir_prompt_cache_get_info(const kvasir_prompt_cache *cache,
                                              kvasir_prompt_cache_info *info);
-/* A new sequence with the file's tokens and its bytes unchanged; in a context of other formats only
- * with `convert`. A file of kvasir_seq_save is refused if its keys were rotated by another rope
- * than this context's. Tokens are -1 if the file does not contain them (mlx-lm's do not). Recurrent
- * layers: a snapshot at the file's end is kept, as by kvasir_seq_snapshot. */
+/* A new sequence with the file's tokens and its bytes unchanged; in a context of other formats or
+ * another exact start only with `convert`. A file of kvasir_seq_save is refused if its keys were
+ * rotated by another rope. Tokens are -1 if the file does not contain them (mlx-lm's do not).
+ * Recurrent layers: a snapshot at the file's end is kept, as by kvasir_seq_snapshot. */
 KVASIR_API kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *cache,
                                          bool convert, kvasir_seq **out, kvasir_error *err);
-/* Writes a file that mlx-lm loads. It has the form of mlx-lm 0.32 if that can store the cache (same
- * bits and group size for K and V, not both quantized and bounded). Otherwise, or with `legacy`, it
- * has that of 0.31, with the classes of mlx-lm #1074. Replaces an existing file. */
+/* Writes a file of mlx-lm's form: of 0.32 if that can store the cache (K and V alike, not quantized
+ * and bounded, no exact start), else, or with `legacy`, of 0.31, with classes of mlx-lm #1074, or
+ * ours for an exact start. "r8,4", "t4" and the like become f16. Replaces an existing file. */
 KVASIR_API kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool legacy,
                                          kvasir_error *err);
 

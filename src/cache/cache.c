@@ -479,6 +479,10 @@ const struct page_layout *kv_cache_layout(const struct kv_cache *c, uint32_t gro
     return &c->layouts[group][full || shadow == NO_LAYOUT ? LAYOUT_OWN : shadow];
 }
 
+const struct page_layout *kv_cache_start_layout(const struct kv_cache *c, uint32_t group) {
+    return &c->layouts[group][LAYOUT_START];
+}
+
 bool kv_cache_is_whole(const struct kv_cache *c) {
     for (uint32_t g = 0; g < c->n_groups; g++)
         if (cache_is_whole(c, g, LAYOUT_OWN))

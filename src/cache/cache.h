@@ -170,6 +170,8 @@ bool kv_cache_outruns(const struct kv_cache *c, uint32_t from, uint32_t point, u
 /* What the rows of a group's page are stored in, after the exact start: a full one, and one that is
  * not, which is another layout if pages are encoded when they are full. */
 const struct page_layout *kv_cache_layout(const struct kv_cache *c, uint32_t group, bool full);
+/* And in the exact start. */
+const struct page_layout *kv_cache_start_layout(const struct kv_cache *c, uint32_t group);
 /* Whether pages are encoded when they are full: then hits end where a page does. */
 bool kv_cache_is_whole(const struct kv_cache *c);
 /* A group's settled formats. */
@@ -273,6 +275,9 @@ uint64_t seq_bytes_16bit(const struct kv_seq *s);
 void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view);
 /* The state as a step sees it, likewise. Only if the cache has state_bytes. */
 void seq_state(const struct kv_seq *s, struct state_view *view);
+/* The layout of the sequence's full pages after its exact start of *start_pages, unless the ladder
+ * or the prefix tree gave them fewer bits. */
+const struct page_layout *seq_layout(const struct kv_seq *s, uint32_t group, uint32_t *start_pages);
 /* The layout of the tiles of page `number`: of its codes, or if it is encoded when it is full and
  * not full yet (by what is prepared, in a step) that of its rows at 16 bits. NULL: the tables do
  * not hold it. */

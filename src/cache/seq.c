@@ -281,6 +281,12 @@ static const struct kv_page *find_page(const struct kv_seq *s, const struct kv_v
     return i == UINT32_MAX ? NULL : &view->pages[i];
 }
 
+const struct page_layout *seq_layout(const struct kv_seq *s, uint32_t group,
+                                     uint32_t *start_pages) {
+    *start_pages = s->rule.start_pages;
+    return &s->cache->layouts[group][s->rule.layout[group]];
+}
+
 const struct page_layout *seq_page_layout(const struct kv_seq *s, uint32_t group, uint32_t number) {
     struct kv_view view;
     seq_view(s, group, &view);

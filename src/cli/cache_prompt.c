@@ -58,11 +58,11 @@ static const struct command COMMAND = {
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
     .details =
         "kvasir generate --prompt-cache FILE continues from the file. So does mlx_lm.generate\n"
-        "--prompt-cache-file if nothing is quantized, or if K and V have the same format and no\n"
-        "layer is bounded (by a sliding window or --max-kv-size).\n"
-        "Files hold one format, and keys that are not centred: --key-centre may only be auto or\n"
-        "off (both mean off), and --quantized-kv-start only 0. K and V must both be quantized, or\n"
-        "neither.",
+        "--prompt-cache-file if nothing is quantized, or if K and V have the same format, no\n"
+        "layer is bounded (by a sliding window or --max-kv-size) and there is no exact start\n"
+        "(--quantized-kv-start). Formats \"r...\" and \"t...\" are written as f16.\n"
+        "Files hold keys that are not centred: --key-centre may only be auto or off (both mean\n"
+        "off). K and V must both be quantized, or neither.",
 };
 
 struct run {
@@ -92,8 +92,6 @@ static int check_flags(const struct cache_prompt_args *a) {
                            "--kv-bits %.20s: no class of mlx-lm holds K or V quantized "
                            "alone",
                            a->cache.options.kv_bits);
-    if (a->cache.options.quantized_kv_start)
-        return usage_error(&COMMAND, "--quantized-kv-start: a file holds one format");
     return EXIT_GOOD;
 }
 

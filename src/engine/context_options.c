@@ -204,7 +204,7 @@ static uint64_t floor_bytes(const struct settled *s) {
 static void find_unused(const struct kvasir_model *m, const kvasir_context_options *o,
                         struct settled *s) {
     const uint32_t window = window_of_all(s);
-    uint64_t start = round_up(o->quantized_kv_start, TILE_TOKENS);
+    uint64_t start = round_up(s->cache.quantized_start, TILE_TOKENS);
     if (start > s->ctx && !s->visible)
         start = round_up(s->ctx, TILE_TOKENS);
     if (start && kv_format_exact(s->cache.k) && kv_format_exact(s->cache.v))
@@ -305,13 +305,13 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     else
         TRY(settle_formats(o, s, err));
     s->cache.n_rungs = o->like ? 0 : s->cache.n_rungs;
-    s->cache.quantized_start = o->like ? 0 : o->quantized_kv_start;
+    s->cache.quantized_start = o->quantized_kv_start;
     s->cache.state_bytes = model_state_bytes(m->model);
     s->cache.exact_tail = o->like ? 0 : o->kv_exact_tail;
     if (s->cache.state_bytes || has_tail(s))
         s->snapshot_tokens = (uint32_t)round_up(o->snapshot_tokens, TILE_TOKENS);
     if (o->like)
-        prompt_cache_shape(o->like, s->shapes, &s->cache.max_size, &s->cache.keep);
+        prompt_cache_shape(o->like, s->shapes, &s->cache);
     else if (o->max_kv_size && !window_of_all(s)) { /* otherwise no effect: find_unused */
         s->cache.max_size = o->max_kv_size;
         s->cache.keep = o->kv_keep;

@@ -277,14 +277,14 @@ uint32_t seq_step_rows(const struct kvasir_seq *s, size_t left, uint32_t most);
 
 /* ---- prompt-cache files (prompt_cache.c, prompt_cache_save.c) -------------------------------- */
 
-/* The model's layer groups with the file's formats, and the rotation of layers without a window (0:
- * none). */
+/* The model's layer groups with the file's formats; the file's exact start, and the rotation of
+ * layers without a window (0: none), in `cache`. */
 void prompt_cache_shape(const struct kvasir_prompt_cache *p,
-                        struct kv_shape shapes[CACHE_GROUPS_MAX], uint32_t *max_size,
-                        uint32_t *keep);
+                        struct kv_shape shapes[CACHE_GROUPS_MAX], struct kv_cache_options *cache);
 
-/* A new sequence with the file's tokens, in a context whose cache has the file's formats, or with
- * convert in any. The file is refused before anything is made of it (PROMPT-1). */
+/* A new sequence with the file's tokens, in a context whose cache has the file's formats in the
+ * same pages, or with convert in any. The file is refused before anything is made of it
+ * (PROMPT-1). */
 kvasir_status prompt_cache_load(struct kvasir_context *ctx, const struct kvasir_prompt_cache *p,
                                 bool convert, struct kv_seq **out, kvasir_error *err) MUST_CHECK;
 /* The same in steps, for an engine that must not wait for a file (prompt_loads.c). */

@@ -5,17 +5,18 @@
  *                  KVCache, QuantizedKVCache       all tokens       full layers
  *                  Rotating..., QuantizedRotating  keep + newest    full layers with --max-kv-size,
  *                                                                   layers with a window
+ *                  ExactStart... (ours)            as Quantized...  the first pages are f16
  *                  ArraysCache                     state            recurrent layers
  *     sequence  pages: a row of the file is a token's row of a tile, with the same codes, scales
  *               and biases
  *
  * Opening a file checks all of it against the model: layers, classes, heads, what is held, which
  * model made it. Loading makes a new sequence in a context whose cache has the file's formats
- * (kvasir_context_options.like), so nothing is rounded again; with `convert`, in any context. A
- * file that kvasir_seq_save wrote knows its tokens, model and RoPE. mlx-lm's own files know none of
- * these, so their tokens are unknown (-1) and cannot be run again. Only a trim of a recurrent
- * model's sequence ever needs that: kvasir_seq_load keeps a snapshot at the file's end, and
- * kvasir_seq_trim refuses lengths below it.
+ * (kvasir_context_options.like) and whose exact start has the same of the file's pages, so nothing
+ * is rounded again; with `convert`, in any context. A file that kvasir_seq_save wrote knows its
+ * tokens, model and RoPE. mlx-lm's own files know none of these, so their tokens are unknown (-1)
+ * and cannot be run again. Only a trim of a recurrent model's sequence ever needs that:
+ * kvasir_seq_load keeps a snapshot at the file's end, and kvasir_seq_trim refuses lengths below it.
  *
  * Invariants
  *   PROMPT-1  A file is refused before anything is made of it, or the sequence holds exactly its
@@ -40,6 +41,8 @@ struct kvasir_prompt_cache {
     struct kv_shape shapes[CACHE_GROUPS_MAX]; /* the model's, with the file's formats */
     uint32_t n_groups;
     uint32_t max_size, keep; /* rotation of the full layers; 0: they hold all tokens */
+    uint32_t start;          /* tokens of the exact start: of layers that are quantized; 0: none */
+    bool quantized;          /* some layer is */
     bool mixed;              /* layers of one group have several formats: load only with convert */
 };
 
@@ -109,6 +112,21 @@ static kvasir_status check_rows(struct kvasir_prompt_cache *p, uint32_t layer,
     return KVASIR_OK;
 }
 
+/* All quantized layers have the exact start of the first of them. */
+static kvasir_status take_start(struct kvasir_prompt_cache *p, uint32_t layer,
+                                const struct prompt_entry *e, kvasir_error *err) {
+    if (!prompt_class_is_affine(e->class))
+        return KVASIR_OK;
+    if (!p->quantized)
+        p->start = e->kv.start;
+    p->quantized = true;
+    return e->kv.start == p->start
+               ? KVASIR_OK
+               : fail(err, KVASIR_ERR_FORMAT,
+                      "layer %u has an exact start of %u tokens, another layer of %u", layer,
+                      e->kv.start, p->start);
+}
+
 /* A group gets the formats of its first layer. Full layers rotate as the first of them does. */
 static kvasir_status take_shape(struct kvasir_prompt_cache *p, uint32_t layer,
                                 const struct prompt_entry *e, kvasir_error *err) {
@@ -161,6 +179,7 @@ static kvasir_status match_layers(struct kvasir_prompt_cache *p, kvasir_error *e
         /* We own the file, so prompt_entry_settle may write to it. */
         TRY(check_rows(p, i, (struct prompt_entry *)e, err));
         TRY(take_shape(p, i, e, err));
+        TRY(take_start(p, i, e, err));
     }
     ASSERT(at == owners);
     return p->offset ? KVASIR_OK
@@ -324,11 +343,16 @@ uint32_t kvasir_prompt_cache_tokens(const kvasir_prompt_cache *p) {
 }
 
 void prompt_cache_shape(const struct kvasir_prompt_cache *p,
-                        struct kv_shape shapes[CACHE_GROUPS_MAX], uint32_t *max_size,
-                        uint32_t *keep) {
+                        struct kv_shape shapes[CACHE_GROUPS_MAX], struct kv_cache_options *cache) {
     memcpy(shapes, p->shapes, p->n_groups * sizeof *shapes);
-    *max_size = p->max_size;
-    *keep = p->keep;
+    for (uint32_t g = 0; g < p->n_groups; g++)
+        if (g == 0 || !kv_format_exact(shapes[g].k)) { /* they say whether anything is quantized */
+            cache->k = shapes[g].k;
+            cache->v = shapes[g].v;
+        }
+    cache->max_size = p->max_size;
+    cache->keep = p->keep;
+    cache->quantized_start = p->start;
 }
 
 /* ---- loading --------------------------------------------------------------------------------- */
@@ -337,8 +361,10 @@ struct prompt_load {
     const struct kvasir_prompt_cache *p;
     const struct kvasir_context *ctx;
     bool convert;
-    /* of the pages that are made: full ones, and a last one that is not */
-    const struct page_layout *full[CACHE_GROUPS_MAX], *partial[CACHE_GROUPS_MAX];
+    /* of the pages that are made: of the exact start, full ones, and a last one that is not */
+    const struct page_layout *start[CACHE_GROUPS_MAX], *full[CACHE_GROUPS_MAX],
+        *partial[CACHE_GROUPS_MAX];
+    uint32_t start_pages;
     uint8_t *state; /* of recurrent layers at the file's end, once made */
     uint8_t codes[HEAD_DIM_MAX];
     float scales[HEAD_DIM_MAX / 32], biases[HEAD_DIM_MAX / 32];
@@ -395,10 +421,19 @@ static kvasir_status check_formats(const struct prompt_load *l, const struct kv_
             return fail_field(err, KVASIR_ERR_ARGUMENT, "context.key_centre",
                               "must be off unless the file is converted: its keys are not centred");
     }
-    if (kv_cache_start_pages(l->ctx->cache) && !l->convert)
-        return fail_field(err, KVASIR_ERR_ARGUMENT, "context.quantized_kv_start",
-                          "must be 0 unless the file is converted: a file has one format");
     return KVASIR_OK;
+}
+
+/* The exact starts of file and cache may differ where the file has no pages. */
+static kvasir_status check_start(const struct prompt_load *l, kvasir_error *err) {
+    const uint32_t pages = (l->p->offset - 1) / TILE_TOKENS + 1,
+                   ours = min_u32(kv_cache_start_pages(l->ctx->cache), pages),
+                   theirs = min_u32(l->p->start / TILE_TOKENS, pages);
+    return l->convert || ours == theirs
+               ? KVASIR_OK
+               : fail_field(err, KVASIR_ERR_ARGUMENT, "context.quantized_kv_start",
+                            "must be %u, as in the file, unless the file is converted",
+                            l->p->start);
 }
 
 static bool has_rows(const struct prompt_load *l, uint32_t layer) {
@@ -410,7 +445,9 @@ static bool has_rows(const struct prompt_load *l, uint32_t layer) {
 static const struct page_layout *layout_at(const struct prompt_load *l, uint32_t layer,
                                            uint32_t first) {
     const uint32_t group = model_kv_place(l->p->model->model, layer).group;
-    return l->p->offset - first < TILE_TOKENS ? l->partial[group] : l->full[group];
+    return first / TILE_TOKENS < l->start_pages ? l->start[group]
+           : l->p->offset - first < TILE_TOKENS ? l->partial[group]
+                                                : l->full[group];
 }
 
 size_t prompt_load_page_bytes(const struct prompt_load *l) {
@@ -418,24 +455,29 @@ size_t prompt_load_page_bytes(const struct prompt_load *l) {
     for (uint32_t i = 0; i < model_config(l->p->model->model)->n_layers; i++)
         if (has_rows(l, i)) {
             const uint32_t group = model_kv_place(l->p->model->model, i).group;
-            bytes += l->p->of_layer[i]->kv.heads *
-                     (size_t)max_u32(l->full[group]->head_bytes, l->partial[group]->head_bytes);
+            size_t most = max_size(l->full[group]->head_bytes, l->partial[group]->head_bytes);
+            if (l->start_pages)
+                most = max_size(most, l->start[group]->head_bytes);
+            bytes += l->p->of_layer[i]->kv.heads * most;
         }
     return bytes;
 }
 
 /* Writes row `row` of a head of the file to its slot of the tile, or into l->rows. */
-static void put_row(struct prompt_load *l, const struct prompt_side *side,
-                    const struct kv_shape *shape, const struct row_place *at, uint32_t row,
-                    const struct page_layout *page, uint8_t *tile) {
+static void put_row(struct prompt_load *l, const struct prompt_kv *kv, const struct kv_shape *shape,
+                    const struct row_place *at, uint32_t row, const struct page_layout *page,
+                    uint8_t *tile) {
+    const struct prompt_side *side = &kv->sides[at->part == TILE_V];
     const struct tile_layout *layout = at->part == TILE_V ? &page->v : &page->k;
     const uint32_t slot = at->position % TILE_TOKENS;
     const bool centred = at->part == TILE_K && page->centred;
     float *x = l->rows + (size_t)slot * layout->head_dim;
-    if (kv_format_exact(side->format)) {
+    if (row < kv->exact) {
+        prompt_start_get_values(side, at->head, row, x);
+    } else if (kv_format_exact(side->format)) {
         prompt_side_get_values(side, at->head, row, x);
     } else {
-        prompt_side_get_row(side, at->head, row, l->codes, l->scales, l->biases);
+        prompt_side_get_row(side, at->head, row - kv->exact, l->codes, l->scales, l->biases);
         if (kv_format_equal(side->format, layout->format) && !centred) {
             tile_put_row(layout, tile, slot, l->codes, l->scales, l->biases);
             return;
@@ -468,8 +510,7 @@ static void make_tile(struct prompt_load *l, uint32_t layer, int side, uint32_t 
         const int64_t row = prompt_entry_row(kv, first + i);
         const struct row_place at = {side ? TILE_V : TILE_K, place.layer, head, first + i};
         if (row >= 0)
-            put_row(l, &kv->sides[side], &l->ctx->options.shapes[place.group], &at, (uint32_t)row,
-                    page, tile);
+            put_row(l, kv, &l->ctx->options.shapes[place.group], &at, (uint32_t)row, page, tile);
     }
     if (whole)
         tile_encode(layout, tile, l->rows);
@@ -558,6 +599,7 @@ void prompt_load_put(const struct prompt_load *l, struct kv_seq *seq, uint32_t n
         if (!has_rows(l, i))
             continue;
         const struct page_layout *page = layout_at(l, i, number * TILE_TOKENS);
+        ASSERT(page == seq_page_layout(seq, place.group, number));
         for (uint32_t head = 0; head < l->p->of_layer[i]->kv.heads; head++)
             for (int side = 0; side < 2; side++) {
                 seq_write_tile(seq, place.group, side ? TILE_V : TILE_K, place.layer, head, number,
@@ -583,6 +625,7 @@ kvasir_status prompt_load_commit(const struct prompt_load *l, struct kv_seq *seq
 static kvasir_status check_load(const struct prompt_load *l, const struct kv_seq *seq,
                                 kvasir_error *err) {
     TRY(check_formats(l, seq, err));
+    TRY(check_start(l, err));
     for (uint32_t i = 0; i < model_config(l->p->model->model)->n_layers; i++)
         if (has_rows(l, i))
             TRY(check_seen(l, seq, i, err));
@@ -603,11 +646,13 @@ kvasir_status prompt_load_begin(const struct kvasir_context *ctx,
     struct prompt_load *l = mem_calloc(1, sizeof *l);
     if (!l)
         return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
-    *l = (struct prompt_load){.p = p, .ctx = ctx, .convert = convert};
+    *l = (struct prompt_load){
+        .p = p, .ctx = ctx, .convert = convert, .start_pages = kv_cache_start_pages(ctx->cache)};
     kvasir_status status = seq_create(ctx->cache, seq, err);
     if (status == KVASIR_OK)
         status = check_load(l, *seq, err);
     for (uint32_t g = 0; status == KVASIR_OK && g < p->n_groups; g++) {
+        l->start[g] = kv_cache_start_layout(ctx->cache, g);
         l->full[g] = kv_cache_layout(ctx->cache, g, true);
         l->partial[g] = kv_cache_layout(ctx->cache, g, false);
     }
@@ -628,20 +673,11 @@ void prompt_load_destroy(struct prompt_load *l) {
     mem_free(l);
 }
 
-/* Pages that are quantized later have another layout at first. */
-static void note_layouts(struct prompt_load *l, const struct kv_seq *seq) {
-    for (uint32_t g = 0; g < l->p->n_groups; g++) {
-        l->full[g] = l->partial[g] = seq_page_layout(seq, g, seq_length(seq) / TILE_TOKENS);
-        ASSERT(l->full[g]);
-    }
-}
-
 static kvasir_status load_page(struct prompt_load *l, struct kv_seq *seq, uint8_t **tiles,
                                size_t *room, kvasir_error *err) {
     const uint32_t first = seq_length(seq), left = l->p->offset - first,
                    n = left < TILE_TOKENS ? left : TILE_TOKENS;
     TRY(seq_prepare(seq, n, err));
-    note_layouts(l, seq);
     const size_t bytes = prompt_load_page_bytes(l);
     if (bytes > *room) {
         mem_free(*tiles);

@@ -58,9 +58,14 @@ static kvasir_status add_entry(struct sum *s, const struct prompt_entry *e) {
     const struct prompt_kv *kv = &e->kv;
     const uint32_t numbers[] = {e->class, kv->offset, kv->keep, kv->max_size, kv->idx};
     (void)XXH3_64bits_update(s->state, numbers, sizeof numbers);
-    for (int side = 0; side < 2; side++)
+    if (prompt_class_is_started(e->class))
+        (void)XXH3_64bits_update(s->state, &kv->start, sizeof kv->start);
+    for (int side = 0; side < 2; side++) {
         for (int part = 0; part < PROMPT_PARTS; part++)
             TRY(add_tensor(s, &kv->sides[side].parts[part]));
+        if (prompt_class_is_started(e->class))
+            TRY(add_tensor(s, &kv->sides[side].start));
+    }
     return KVASIR_OK;
 }
 

@@ -16,7 +16,11 @@
  *     kvasir_arithmetic                 that says otherwise, or nothing. Keys are never centred.
  *
  * Pages that are encoded when they are full are in no format of mlx's: their rows are written as
- * float16 (KVCache), decoded, in the plain basis and with their centre.
+ * float16 (KVCache), decoded, in the plain basis and with their centre. So such a file is one of
+ * float16 throughout, whatever the ladder and an exact start gave its pages.
+ *
+ * No class of mlx-lm holds the exact start of other formats: that takes classes of our own, which
+ * mlx-lm refuses by their names.
  *
  * mlx's ring holds one token more than the next query sees. If that token's page has been dropped,
  * the row is zeros. Nothing reads it: the next token overwrites it.
@@ -26,21 +30,28 @@
 
 #include "engine/engine.h"
 
-/* One part of K or V of one layer: codes (or exact values), scales or biases. */
+/* One part of K or V of one layer: codes (or exact values), scales or biases; or its start. */
 struct source {
     struct saver *s;
     struct kv_place place;
     enum tile_kind side;
     int part;                /* 0 codes or values, 1 scales, 2 biases */
     struct kv_format format; /* in the file */
-    uint32_t dim, rows, keep;
+    uint32_t dim, keep;
+    uint32_t first; /* of the layer's `rows`, the one that the part begins with */
+    uint32_t rows;
 };
+
+/* Parts of a side, and the rows of its exact start. */
+enum { SOURCES = PROMPT_PARTS + 1 };
+
+static const struct kv_format F16 = {16, SCALAR_F16, 0, KV_ROWS};
 
 struct saver {
     const struct kvasir_seq *seq;
     struct prompt_file file;
     struct prompt_entry *entries;
-    struct source *sources;       /* [entries][2][PROMPT_PARTS] */
+    struct source *sources;       /* [entries][2][SOURCES] */
     struct prompt_tensor *states; /* [entries][2] */
     float *state;                 /* the state, then the same in mlx's order */
     /* the tile that was read last */
@@ -58,6 +69,7 @@ struct saver {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
+/* Of a row of the layer. */
 static uint32_t position_of(const struct source *from, uint32_t row) {
     uint32_t length = seq_length(from->s->seq->seq);
     ASSERT(row < from->rows && from->rows <= length);
@@ -122,7 +134,7 @@ static kvasir_status make_rows(void *ctx, uint32_t head, uint32_t row, uint32_t 
     const struct source *from = ctx;
     uint8_t *to = out;
     for (uint32_t r = row; r < row + n; r++) {
-        uint32_t position = position_of(from, r);
+        uint32_t position = position_of(from, from->first + r);
         TRY(find_tile(from, head, position / TILE_TOKENS, err));
         write_row(from, head, position, to);
         to += part_bytes(from);
@@ -136,11 +148,25 @@ static enum st_dtype dtype_of(enum scalar_type t) {
     return t == SCALAR_F16 ? ST_F16 : t == SCALAR_BF16 ? ST_BF16 : ST_F32;
 }
 
+/* What rows of such a tile are in a file. */
+static struct kv_format written_format(const struct tile_layout *l) {
+    return kv_format_whole(l->format) ? F16 : l->format;
+}
+
+/* A tensor whose rows a source makes. */
+static struct prompt_tensor made_by(struct source *from, enum st_dtype dtype, uint32_t heads,
+                                    uint32_t rows, uint32_t width) {
+    struct prompt_tensor t = prompt_tensor_of(dtype, 4, (uint32_t[]){1, heads, rows, width});
+    t.rows = make_rows;
+    t.ctx = from;
+    return t;
+}
+
 static void describe_side(struct saver *s, uint32_t at, struct kv_place place, enum tile_kind kind,
                           const struct tile_layout *l, struct prompt_kv *kv) {
-    static const struct kv_format F16 = {16, SCALAR_F16, 0, KV_ROWS};
     struct prompt_side *side = &kv->sides[kind == TILE_V];
-    const struct kv_format format = kv_format_whole(l->format) ? F16 : l->format;
+    struct source *from = &s->sources[((size_t)at * 2 + (kind == TILE_V)) * SOURCES];
+    const struct kv_format format = written_format(l);
     const bool exact = kv_format_exact(format);
     *side = (struct prompt_side){.format = format, .dim = l->head_dim};
     for (int part = 0; part < (exact ? 1 : PROMPT_PARTS); part++) {
@@ -148,13 +174,68 @@ static void describe_side(struct saver *s, uint32_t at, struct kv_place place, e
         const uint32_t width = codes  ? l->head_dim * (uint32_t)format.bits / 32
                                : part ? l->groups
                                       : l->head_dim;
-        side->parts[part] = prompt_tensor_of(codes ? ST_U32 : dtype_of(format.scalar), 4,
-                                             (uint32_t[]){1, kv->heads, kv->rows, width});
-        struct source *from =
-            &s->sources[((size_t)at * 2 + (kind == TILE_V)) * PROMPT_PARTS + (size_t)part];
-        *from = (struct source){s, place, kind, part, format, l->head_dim, kv->rows, kv->keep};
-        side->parts[part].rows = make_rows;
-        side->parts[part].ctx = from;
+        from[part] = (struct source){.s = s,
+                                     .place = place,
+                                     .side = kind,
+                                     .part = part,
+                                     .format = format,
+                                     .dim = l->head_dim,
+                                     .keep = kv->keep,
+                                     .first = kv->exact,
+                                     .rows = kv->rows};
+        side->parts[part] = made_by(&from[part], codes ? ST_U32 : dtype_of(format.scalar),
+                                    kv->heads, kv->rows - kv->exact, width);
+    }
+    if (!kv->start)
+        return;
+    from[PROMPT_PARTS] = (struct source){.s = s,
+                                         .place = place,
+                                         .side = kind,
+                                         .format = F16,
+                                         .dim = l->head_dim,
+                                         .keep = kv->keep,
+                                         .rows = kv->rows};
+    side->start = made_by(&from[PROMPT_PARTS], ST_F16, kv->heads, kv->exact, l->head_dim);
+}
+
+/* A file says one format, and that of the exact start is known. */
+static kvasir_status check_pages(const struct kv_view *view, uint32_t length,
+                                 const struct page_layout *own, uint32_t start_pages,
+                                 kvasir_error *err) {
+    const struct kv_format k = written_format(&own->k), v = written_format(&own->v);
+    const bool affine = !kv_format_exact(k);
+    for (uint32_t number = 0; number <= (length - 1) / TILE_TOKENS; number++) {
+        const uint32_t i = kv_view_index(view, number);
+        if (i == UINT32_MAX)
+            continue;
+        const struct page_layout *l = &view->layouts[view->pages[i].layout];
+        const bool exact = affine && number < start_pages;
+        if (!kv_format_equal(written_format(&l->k), exact ? F16 : k) ||
+            !kv_format_equal(written_format(&l->v), exact ? F16 : v))
+            return fail(err, KVASIR_ERR_UNSUPPORTED,
+                        "the sequence's pages have several formats, but a file has one after an "
+                        "exact start: requantize the sequence with kvasir_seq_requantize");
+    }
+    return KVASIR_OK;
+}
+
+/* The file's class of a layer, and the numbers that go with it. */
+static void describe_kv(const struct kv_view *view, bool affine, uint32_t heads, uint32_t length,
+                        uint32_t start, struct prompt_entry *e) {
+    const bool ring = view->span != UINT32_MAX;
+    e->class = !affine ? (ring ? PROMPT_ROTATING : PROMPT_KV)
+               : start ? (ring ? PROMPT_STARTED_ROTATING : PROMPT_STARTED)
+                       : (ring ? PROMPT_QUANTIZED_ROTATING : PROMPT_QUANTIZED);
+    e->kv = (struct prompt_kv){.heads = heads, .rows = length, .offset = length};
+    if (ring) {
+        e->kv.keep = view->keep;
+        e->kv.max_size = view->keep + view->span;
+        e->kv.rows = length < e->kv.max_size ? length : e->kv.max_size;
+        e->kv.idx = e->kv.rows;
+    }
+    if (prompt_class_is_started(e->class)) {
+        e->kv.start = start;
+        e->kv.exact = prompt_start_rows(&e->kv);
     }
 }
 
@@ -164,36 +245,22 @@ static kvasir_status describe_rows(struct saver *s, uint32_t layer, uint32_t at,
     const struct kv_place place = model_kv_place(c->model->model, layer);
     const uint32_t length = seq_length(s->seq->seq);
     struct kv_view view;
+    uint32_t start_pages;
     seq_view(s->seq->seq, place.group, &view);
     ASSERT(view.n_pages > 0); /* the sequence is not empty */
-    const struct page_layout *l = &view.layouts[view.pages[view.n_pages - 1].layout];
-    for (uint32_t i = 0; i < view.n_pages; i++) {
-        if (view.layouts[view.pages[i].layout].centred && !page_is_whole(l))
-            return fail_field(err, KVASIR_ERR_ARGUMENT, "context.key_centre",
-                              "must be off: mlx-lm cannot read centred keys");
-        if (&view.layouts[view.pages[i].layout] != l)
-            return fail_field(
-                err, KVASIR_ERR_ARGUMENT, "context.quantized_kv_start",
-                "the sequence's pages have several formats, but a file has one: use 0, or "
-                "kvasir_seq_requantize");
-    }
-    const bool ring = view.span != UINT32_MAX, whole = page_is_whole(l),
-               affine = !kv_format_exact(l->k.format) && !whole,
-               affine_v = !kv_format_exact(l->v.format) && !whole;
-    if (affine != affine_v)
+    const struct page_layout *l = seq_layout(s->seq->seq, place.group, &start_pages);
+    if (l->centred && !page_is_whole(l))
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "context.key_centre",
+                          "must be off: files hold keys that are not centred");
+    const bool affine = !kv_format_exact(written_format(&l->k));
+    if (affine != !kv_format_exact(written_format(&l->v)))
         return fail(err, KVASIR_ERR_UNSUPPORTED,
                     "only one of K and V is quantized, which no cache class of mlx-lm supports: "
                     "requantize the sequence with kvasir_seq_requantize");
+    TRY(check_pages(&view, length, l, start_pages, err));
     struct prompt_entry *e = &s->entries[at];
-    e->class = affine ? (ring ? PROMPT_QUANTIZED_ROTATING : PROMPT_QUANTIZED)
-                      : (ring ? PROMPT_ROTATING : PROMPT_KV);
-    e->kv = (struct prompt_kv){.heads = l->kv_heads, .rows = length, .offset = length};
-    if (ring) {
-        e->kv.keep = view.keep;
-        e->kv.max_size = view.keep + view.span;
-        e->kv.rows = length < e->kv.max_size ? length : e->kv.max_size;
-        e->kv.idx = e->kv.rows;
-    }
+    describe_kv(&view, affine, l->kv_heads, length,
+                min_u32(start_pages, INT32_MAX / TILE_TOKENS) * TILE_TOKENS, e);
     describe_side(s, at, place, TILE_K, &l->k, &e->kv);
     describe_side(s, at, place, TILE_V, &l->v, &e->kv);
     return KVASIR_OK;
@@ -237,7 +304,7 @@ static kvasir_status describe(struct saver *s, kvasir_error *err) {
     const struct model_config *c = model_config(m);
     const uint64_t bytes = model_state_bytes(m);
     s->entries = mem_calloc(c->n_layers, sizeof *s->entries);
-    s->sources = mem_calloc(c->n_layers, 2 * PROMPT_PARTS * sizeof *s->sources);
+    s->sources = mem_calloc(c->n_layers, 2 * SOURCES * sizeof *s->sources);
     s->states = mem_calloc(c->n_layers, 2 * sizeof *s->states);
     s->state = mem_alloc_aligned(bytes ? 2 * bytes : 64);
     s->tile = mem_alloc(

@@ -9,7 +9,7 @@
  *   rows > max_size  a chunk longer than one token came last: in order, idx = rows
  *
  * idx = keep or idx = rows is the second state with its rows in order. Fewer rows than max_size
- * with a larger offset cannot occur.
+ * with a larger offset cannot occur. The rows of an exact start are in order.
  */
 #include <stdio.h>
 #include <string.h>
@@ -24,6 +24,8 @@ const char *prompt_class_name(enum prompt_class class) {
         [PROMPT_QUANTIZED] = "QuantizedKVCache",
         [PROMPT_ROTATING] = "RotatingKVCache",
         [PROMPT_QUANTIZED_ROTATING] = "QuantizedRotatingKVCache",
+        [PROMPT_STARTED] = "ExactStartQuantizedKVCache",
+        [PROMPT_STARTED_ROTATING] = "ExactStartQuantizedRotatingKVCache",
         [PROMPT_ARRAYS] = "ArraysCache",
         [PROMPT_LIST] = "CacheList",
     };
@@ -74,6 +76,10 @@ const char *prompt_part_name(char name[PROMPT_NAME_MAX], const struct prompt_sco
                                          : prompt_name(name, s->tensor, "%d", side);
 }
 
+const char *prompt_start_name(char name[PROMPT_NAME_MAX], const struct prompt_scope *s, int side) {
+    return prompt_name(name, s->tensor, "%d", 2 + side);
+}
+
 /* ---- rings ----------------------------------------------------------------------------------- */
 
 int64_t prompt_entry_row(const struct prompt_kv *kv, uint32_t position) {
@@ -85,6 +91,13 @@ int64_t prompt_entry_row(const struct prompt_kv *kv, uint32_t position) {
     if (back <= newest)
         return kv->idx - back;
     return back <= kv->rows - kv->keep ? (int64_t)kv->rows - (back - newest) : -1;
+}
+
+uint32_t prompt_start_rows(const struct prompt_kv *kv) {
+    if (kv->offset <= kv->rows || kv->start <= kv->keep)
+        return min_u32(kv->start, kv->rows);
+    const uint32_t newest = kv->rows - kv->keep, first = kv->offset - newest;
+    return kv->keep + (kv->start > first ? min_u32(kv->start - first, newest) : 0);
 }
 
 /* ---- rows as numbers ------------------------------------------------------------------------- */
@@ -118,6 +131,13 @@ void prompt_side_get_values(const struct prompt_side *side, uint32_t head, uint3
     const uint8_t *values = row_at(&side->parts[0], head, row);
     for (uint32_t i = 0; i < side->dim; i++)
         x[i] = scalar_load(side->format.scalar, values, i);
+}
+
+void prompt_start_get_values(const struct prompt_side *side, uint32_t head, uint32_t row,
+                             float *x) {
+    const uint8_t *values = row_at(&side->start, head, row);
+    for (uint32_t i = 0; i < side->dim; i++)
+        x[i] = scalar_load(SCALAR_F16, values, i);
 }
 
 /* ---- formats from tensors -------------------------------------------------------------------- */
@@ -176,7 +196,8 @@ void prompt_kv_derive(struct prompt_kv *kv, enum prompt_class class) {
     if (!first->present || first->n_dims != 4)
         return;
     kv->heads = first->dims[1];
-    kv->rows = first->dims[2];
+    kv->exact = kv->sides[0].start.n_dims == 4 ? kv->sides[0].start.dims[2] : 0;
+    kv->rows = kv->exact + first->dims[2];
     if (affine && !kv->sides[0].format.bits)
         guess_formats(kv);
     for (int i = 0; i < 2; i++) {
@@ -234,21 +255,22 @@ static kvasir_status check_tensor(const char *name, const struct prompt_tensor *
     return KVASIR_OK;
 }
 
+/* dims: heads, rows, width */
 static kvasir_status check_part(const char *name, const struct prompt_tensor *t,
-                                enum st_dtype dtype, const struct prompt_kv *kv, uint64_t width,
-                                kvasir_error *err) {
+                                enum st_dtype dtype, const uint64_t dims[3], kvasir_error *err) {
     char text[PROMPT_NAME_MAX];
     if (!t->present)
         return fail(err, KVASIR_ERR_FORMAT, "tensor %s is missing", name);
     if (t->dtype != dtype)
         return fail(err, KVASIR_ERR_FORMAT, "tensor %s has dtype %s, must be %s", name,
                     st_dtype_name(t->dtype), st_dtype_name(dtype));
-    if (t->n_dims != 4 || t->dims[0] != 1 || t->dims[1] != kv->heads || t->dims[2] != kv->rows ||
-        t->dims[3] != width)
+    if (t->n_dims != 4 || t->dims[0] != 1 || t->dims[1] != dims[0] || t->dims[2] != dims[1] ||
+        t->dims[3] != dims[2])
         return fail(err, KVASIR_ERR_FORMAT,
                     "tensor %s has shape [%s], the layer's other tensors and numbers ask for [1, "
-                    "%u, %u, %llu]",
-                    name, shape_text(t, text), kv->heads, kv->rows, (unsigned long long)width);
+                    "%llu, %llu, %llu]",
+                    name, shape_text(t, text), (unsigned long long)dims[0],
+                    (unsigned long long)dims[1], (unsigned long long)dims[2]);
     return check_tensor(name, t, err);
 }
 
@@ -271,14 +293,16 @@ static kvasir_status check_affine(const struct prompt_kv *kv, const struct promp
         return fail(err, KVASIR_ERR_FORMAT,
                     "tensor %s: rows of %u values are not a multiple of the group size %u",
                     prompt_part_name(name, s, class, i, 1), side->dim, f.group);
-    uint64_t words = (uint64_t)side->dim * f.bits / 32, groups = side->dim / f.group;
+    const uint64_t rows = kv->rows - kv->exact, scales[] = {kv->heads, rows, side->dim / f.group},
+                   words[] = {kv->heads, rows, (uint64_t)side->dim * f.bits / 32},
+                   start[] = {kv->heads, kv->exact, side->dim};
     enum st_dtype scalar = scalar_dtype(f.scalar);
-    TRY(check_part(prompt_part_name(name, s, class, i, 1), &side->parts[1], scalar, kv, groups,
-                   err));
-    TRY(check_part(prompt_part_name(name, s, class, i, 2), &side->parts[2], scalar, kv, groups,
-                   err));
-    return check_part(prompt_part_name(name, s, class, i, 0), &side->parts[0], ST_U32, kv, words,
-                      err);
+    TRY(check_part(prompt_part_name(name, s, class, i, 1), &side->parts[1], scalar, scales, err));
+    TRY(check_part(prompt_part_name(name, s, class, i, 2), &side->parts[2], scalar, scales, err));
+    TRY(check_part(prompt_part_name(name, s, class, i, 0), &side->parts[0], ST_U32, words, err));
+    return prompt_class_is_started(class)
+               ? check_part(prompt_start_name(name, s, i), &side->start, ST_F16, start, err)
+               : KVASIR_OK;
 }
 
 static kvasir_status check_side(const struct prompt_kv *kv, const struct prompt_scope *s,
@@ -293,7 +317,8 @@ static kvasir_status check_side(const struct prompt_kv *kv, const struct prompt_
                     prompt_class_name(class));
     if (!side->parts[0].present)
         return KVASIR_OK;
-    return check_part(name, &side->parts[0], scalar_dtype(side->format.scalar), kv, side->dim, err);
+    return check_part(name, &side->parts[0], scalar_dtype(side->format.scalar),
+                      (const uint64_t[]){kv->heads, kv->rows, side->dim}, err);
 }
 
 static kvasir_status check_ring(const struct prompt_kv *kv, const char *at, kvasir_error *err) {
@@ -314,6 +339,27 @@ static kvasir_status check_ring(const struct prompt_kv *kv, const char *at, kvas
     if (kv->idx < least || kv->idx > kv->rows)
         return fail(err, KVASIR_ERR_FORMAT, "layer %s: idx %u must be from %u to %u", at, kv->idx,
                     least, kv->rows);
+    return KVASIR_OK;
+}
+
+/* Which rows are in tensors of their own. The others' positions are known by now. */
+static kvasir_status check_start(const struct prompt_kv *kv, const char *at, bool started,
+                                 kvasir_error *err) {
+    if (!started)
+        return !kv->start && !kv->exact
+                   ? KVASIR_OK
+                   : fail(err, KVASIR_ERR_FORMAT, "layer %s: its class has no exact start", at);
+    if (kv->start == 0 || kv->start % TILE_TOKENS != 0)
+        return fail(err, KVASIR_ERR_FORMAT,
+                    "layer %s: an exact start of %u tokens, must be a multiple of %d", at,
+                    kv->start, TILE_TOKENS);
+    if (kv->rows > kv->offset || (kv->offset > kv->rows && kv->idx != kv->rows))
+        return fail(err, KVASIR_ERR_FORMAT,
+                    "layer %s: rows of an exact start must be in order, and none unused", at);
+    if (kv->exact != prompt_start_rows(kv))
+        return fail(err, KVASIR_ERR_FORMAT,
+                    "layer %s: %u rows are those of an exact start, but %u have positions below %u",
+                    at, kv->exact, prompt_start_rows(kv), kv->start);
     return KVASIR_OK;
 }
 
@@ -353,7 +399,8 @@ static kvasir_status check_kv(const struct prompt_kv *kv, const struct prompt_sc
     if (!k && (kv->rows || kv->offset))
         return fail(err, KVASIR_ERR_FORMAT, "layer %s: offset %u without tensors", s->tensor,
                     kv->offset);
-    return check_counts(kv, s, class, err);
+    TRY(check_counts(kv, s, class, err));
+    return check_start(kv, s->tensor, prompt_class_is_started(class), err);
 }
 
 /* ---- the check of the rest ------------------------------------------------------------------- */
@@ -448,7 +495,7 @@ static bool legacy_only(const struct prompt_entry *e) {
         return false;
     }
     if (e->class != PROMPT_QUANTIZED)
-        return e->class == PROMPT_QUANTIZED_ROTATING;
+        return e->class == PROMPT_QUANTIZED_ROTATING || prompt_class_is_started(e->class);
     struct kv_format k = e->kv.sides[0].format, v = e->kv.sides[1].format;
     return k.bits != v.bits || k.group != v.group;
 }

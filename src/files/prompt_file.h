@@ -20,6 +20,8 @@
  *   RotatingKVCache I.0 K  I.1 V  I.2 offset       I.0 K  I.1 V
  *                   I.3 keep I.4 max_size I.5 idx  meta keep max_size offset idx
  *   QuantizedRotatingKVCache      (no such)        I.0.J K  I.1.J V                 meta d or e
+ *   ExactStartQuantizedKVCache, ExactStartQuantizedRotatingKVCache: ours, mlx-lm refuses them
+ *                                 (no such)        I.0.J K  I.1.J V  I.2 K  I.3 V   meta f or g
  *   ArraysCache     I.0.J states  I.1 left_padding I.J states, or as in the other form with
  *                   I.2 lengths                    F32 [0] for None                 meta ""
  *   CacheList       I.C.0... child C, I.C.1 its    I.C... child C
@@ -30,6 +32,11 @@
  *   c  "2" offset group key_bits value_bits                  PR 1550; read, never written
  *   d  keep max_size offset idx, then what b has after offset PR 1074
  *   e  keep max_size offset idx                              PR 1074; read, never written
+ *   f  what b has, then start                                ours
+ *   g  what d has, then start                                ours
+ *
+ * The rows of positions below `start`, which come first, are F16 and in tensors of their own (I.2,
+ * I.3); those of the others follow in I.0.J and I.1.J. Either may have no rows.
  *
  * Older files keep offset rows (a ring: at most offset). Newer ones keep the whole buffer, in which
  * rows from the offset on are unused.
@@ -38,10 +45,12 @@
  *   FILE-1  Nothing is read or kept that was not checked: every tensor and every metadata key
  *           belongs to a layer or to the user, shapes of a layer agree with each other and with its
  *           numbers, all layers have seen the same tokens (their offsets are equal), a ring's idx
- *           is one that mlx-lm can reach. Values are not checked: they may be NaN or Inf.
- *   FILE-2  A file has one form. What only the pull requests' classes hold (K and V that differ in
- *           bits or group, a quantized ring) makes the whole file legacy, whatever was asked for:
- *           the newer form has no place for them. prompt_file_form says which it will be.
+ *           is one that mlx-lm can reach, an exact start has the rows of its positions and no
+ *           others. Values are not checked: they may be NaN or Inf.
+ *   FILE-2  A file has one form. What only the pull requests' classes and ours hold (K and V that
+ *           differ in bits or group, a quantized ring, an exact start) makes the whole file legacy,
+ *           whatever was asked for: the newer form has no place for them. prompt_file_form says
+ *           which it will be.
  *   FILE-3  One sequence per file: a batch of more is refused.
  */
 #ifndef KVASIR_PROMPT_FILE_H
@@ -58,6 +67,8 @@ enum prompt_class {
     PROMPT_QUANTIZED,
     PROMPT_ROTATING,
     PROMPT_QUANTIZED_ROTATING,
+    PROMPT_STARTED, /* quantized, with an exact start */
+    PROMPT_STARTED_ROTATING,
     PROMPT_ARRAYS,
     PROMPT_LIST,
 };
@@ -89,13 +100,14 @@ struct prompt_tensor prompt_tensor_of(enum st_dtype dtype, uint32_t n_dims, cons
 /* ---- layers ---------------------------------------------------------------------------------- */
 
 enum { PROMPT_PARTS = 3 };
-/* K or V of a layer. All parts are [1, heads, rows, .]. */
+/* K or V of a layer. All parts are [1, heads, rows, .], without the rows of an exact start. */
 struct prompt_side {
     struct kv_format format; /* affine in quantized classes, else exact (group 0) */
     uint32_t dim;            /* values of a head's row */
     /* Exact: the values [dim] and nothing else. Affine: codes [dim*bits/32] U32 (affine_pack_row),
      * scales and biases [dim/group] of format.scalar. */
     struct prompt_tensor parts[PROMPT_PARTS];
+    struct prompt_tensor start; /* of an exact start: F16 [1, heads, exact, dim] */
 };
 
 /* Counts are below 2^31. */
@@ -104,6 +116,7 @@ struct prompt_kv {
     uint32_t offset;             /* tokens ever seen: the next position */
     uint32_t keep, max_size;     /* of rings; 0 of others */
     uint32_t idx;                /* of rings: the row after the newest */
+    uint32_t start, exact;       /* positions of an exact start; rows that it has: the first ones */
     bool guessed;                /* form e: bits and group are the most likely of several */
     struct prompt_side sides[2]; /* K, V; both or none have tensors */
 };
@@ -123,20 +136,25 @@ struct prompt_list {
 struct prompt_entry {
     enum prompt_class class;
     union {
-        struct prompt_kv kv; /* the first four classes */
+        struct prompt_kv kv; /* the classes before PROMPT_ARRAYS */
         struct prompt_arrays arrays;
         struct prompt_list list;
     };
 };
 
 static inline bool prompt_class_is_kv(enum prompt_class class) {
-    return class <= PROMPT_QUANTIZED_ROTATING;
+    return class <= PROMPT_STARTED_ROTATING;
+}
+static inline bool prompt_class_is_started(enum prompt_class class) {
+    return class == PROMPT_STARTED || class == PROMPT_STARTED_ROTATING;
 }
 static inline bool prompt_class_is_affine(enum prompt_class class) {
-    return class == PROMPT_QUANTIZED || class == PROMPT_QUANTIZED_ROTATING;
+    return class == PROMPT_QUANTIZED || class == PROMPT_QUANTIZED_ROTATING ||
+           prompt_class_is_started(class);
 }
 static inline bool prompt_class_is_ring(enum prompt_class class) {
-    return class == PROMPT_ROTATING || class == PROMPT_QUANTIZED_ROTATING;
+    return class == PROMPT_ROTATING || class == PROMPT_QUANTIZED_ROTATING ||
+           class == PROMPT_STARTED_ROTATING;
 }
 
 /* ---- where a token's row is ------------------------------------------------------------------ */
@@ -151,15 +169,20 @@ static inline bool prompt_class_is_ring(enum prompt_class class) {
 
 /* The row of position `position`; -1 if it has none (never seen, or dropped). */
 int64_t prompt_entry_row(const struct prompt_kv *kv, uint32_t position);
+/* How many rows have a position below kv->start, if rows are in order of position. */
+uint32_t prompt_start_rows(const struct prompt_kv *kv);
 
 /* ---- rows of a file's tensors ---------------------------------------------------------------- */
 
-/* A row of an affine side: codes [dim], one per byte, scales and biases [dim/group], as
- * tile_put_row takes them; exact. The reverse is affine_pack_row and scalar_store. */
+/* A row of an affine side, counted behind those of an exact start: codes [dim], one per byte,
+ * scales and biases [dim/group], as tile_put_row takes them; exact. The reverse is affine_pack_row
+ * and scalar_store. */
 void prompt_side_get_row(const struct prompt_side *side, uint32_t head, uint32_t row,
                          uint8_t *codes, float *scales, float *biases);
 /* A row of an exact side, x [dim]. */
 void prompt_side_get_values(const struct prompt_side *side, uint32_t head, uint32_t row, float *x);
+/* Likewise of an exact start. */
+void prompt_start_get_values(const struct prompt_side *side, uint32_t head, uint32_t row, float *x);
 
 /* For callers that know a layer's head sizes: settles what was guessed, and checks `dim` of all
  * others. */

@@ -32,6 +32,8 @@ const char *prompt_name(char name[PROMPT_NAME_MAX], const char *prefix, const ch
 /* Of part `part` of K (0) or V (1). */
 const char *prompt_part_name(char name[PROMPT_NAME_MAX], const struct prompt_scope *s,
                              enum prompt_class class, int side, int part);
+/* Of K's (0) or V's (1) exact start. */
+const char *prompt_start_name(char name[PROMPT_NAME_MAX], const struct prompt_scope *s, int side);
 
 bool prompt_dtype_known(enum st_dtype dtype); /* types that prompt caches use */
 bool prompt_bits_known(uint32_t bits);

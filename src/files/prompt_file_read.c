@@ -59,7 +59,7 @@ static kvasir_status take_scalar(struct reader *r, const struct prompt_scope *s,
 
 /* ---- meta_state of legacy files -------------------------------------------------------------- */
 
-enum { METAS_MAX = 8 };
+enum { METAS_MAX = 9 };
 
 struct metas {
     const char *key; /* without the number */
@@ -171,6 +171,20 @@ static kvasir_status ring_metas(struct reader *r, const struct metas *m, enum pr
     return m->n == 8 ? meta_formats(r, m, 4, kv) : KVASIR_OK;
 }
 
+/* And f, g. */
+static kvasir_status started_metas(struct reader *r, const struct metas *m, enum prompt_class class,
+                                   struct prompt_kv *kv) {
+    const bool ring = prompt_class_is_ring(class);
+    uint32_t *const fields[] = {&kv->keep, &kv->max_size, &kv->offset, &kv->idx};
+    const unsigned n = ring ? 4 : 1; /* before the formats */
+    if (m->n != n + 5)
+        return metas_miscounted(r, m, prompt_class_name(class));
+    for (unsigned i = 0; i < n; i++)
+        TRY(meta_number(r, m, i, ring ? fields[i] : &kv->offset));
+    TRY(meta_formats(r, m, n, kv));
+    return meta_number(r, m, n + 4, &kv->start);
+}
+
 /* ---- K and V --------------------------------------------------------------------------------- */
 
 /* For None the newer form has one tensor of kind "none", a quantized ring of the older form has no
@@ -205,7 +219,9 @@ static kvasir_status take_side(struct reader *r, const struct prompt_scope *s,
         if (!side->parts[j].present)
             return missing(r, name);
     }
-    return KVASIR_OK;
+    return prompt_class_is_started(class)
+               ? take_tensor(r, prompt_start_name(name, s, i), &side->start)
+               : KVASIR_OK;
 }
 
 static kvasir_status new_numbers(struct reader *r, const struct prompt_scope *s,
@@ -231,6 +247,8 @@ static kvasir_status old_numbers(struct reader *r, const struct prompt_scope *s,
                                  enum prompt_class class, struct prompt_kv *kv) {
     struct metas m;
     TRY(take_metas(r, s->meta, &m));
+    if (prompt_class_is_started(class))
+        return started_metas(r, &m, class, kv);
     if (prompt_class_is_ring(class))
         return ring_metas(r, &m, class, kv);
     if (class == PROMPT_QUANTIZED)
@@ -302,13 +320,17 @@ static kvasir_status class_of(struct reader *r, const char *where, const char *t
     for (int i = PROMPT_KV; i <= PROMPT_LIST; i++)
         if (strcmp(text, prompt_class_name((enum prompt_class)i)) == 0) {
             *class = (enum prompt_class)i;
-            if (*class != PROMPT_QUANTIZED_ROTATING || r->form == PROMPT_FORM_LEGACY)
+            if (r->form == PROMPT_FORM_LEGACY ||
+                (*class != PROMPT_QUANTIZED_ROTATING && !prompt_class_is_started(*class)))
                 return KVASIR_OK;
         }
     return fail(r->err, KVASIR_ERR_UNSUPPORTED,
                 "%s: class %.60s is not supported; those of this form are KVCache, "
                 "QuantizedKVCache, RotatingKVCache, %sArraysCache, CacheList",
-                where, text, r->form == PROMPT_FORM_LEGACY ? "QuantizedRotatingKVCache, " : "");
+                where, text,
+                r->form == PROMPT_FORM_LEGACY ? "QuantizedRotatingKVCache, these with ExactStart "
+                                                "before Quantized, "
+                                              : "");
 }
 
 static kvasir_status push_entry(struct reader *r, struct prompt_entry **list, uint32_t *n,

@@ -174,7 +174,9 @@ static kvasir_status put_sides(struct writer *w, const struct prompt_scope *s,
         }
         for (int j = 0; j < parts; j++)
             TRY(put_part(w, prompt_part_name(name, s, class, i, j), &kv->sides[i].parts[j],
-                         cut ? kv->offset : kv->rows));
+                         cut ? kv->offset : kv->rows - kv->exact));
+        if (prompt_class_is_started(class))
+            TRY(put_part(w, prompt_start_name(name, s, i), &kv->sides[i].start, kv->exact));
     }
     return KVASIR_OK;
 }
@@ -196,13 +198,16 @@ static kvasir_status new_numbers(struct writer *w, const struct prompt_scope *s,
 static kvasir_status old_numbers(struct writer *w, const struct prompt_scope *s,
                                  enum prompt_class class, const struct prompt_kv *kv) {
     struct kv_format k = kv->sides[0].format, v = kv->sides[1].format;
-    const uint32_t ring[] = {kv->keep, kv->max_size, kv->offset, kv->idx,
-                             k.group,  k.bits,       v.group,    v.bits};
-    const uint32_t plain[] = {kv->offset, k.group, k.bits, v.group, v.bits};
+    const uint32_t ring[] = {kv->keep, kv->max_size, kv->offset, kv->idx,  k.group,
+                             k.bits,   v.group,      v.bits,     kv->start};
+    const uint32_t plain[] = {kv->offset, k.group, k.bits, v.group, v.bits, kv->start};
+    const unsigned started = prompt_class_is_started(class);
     if (class == PROMPT_KV)
         return put_meta(w, s->meta, "");
     if (prompt_class_is_ring(class))
-        return put_metas(w, s->meta, ring, class == PROMPT_ROTATING ? 4 : 8);
+        return put_metas(w, s->meta, ring, class == PROMPT_ROTATING ? 4 : 8 + started);
+    if (started)
+        return put_metas(w, s->meta, plain, 6);
     bool same = k.bits == v.bits && k.group == v.group; /* what stock mlx-lm can load */
     return put_metas(w, s->meta, plain, same ? 3 : 5);
 }

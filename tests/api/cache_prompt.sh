@@ -56,6 +56,19 @@ for size in 32 64 80 1000; do
     two llama "$long" "$more" 'current RotatingKVCache' --kv-bits f16 --max-kv-size $size
     two llama "$long" "$more" 'legacy QuantizedRotatingKVCache' --max-kv-size $size --kv-keep 7
 done
+# an exact start: of part of the file, up to its end, past it, of what a ring still has
+for start in 1 64 128 192 256; do
+    two llama "$long" "$more" 'legacy ExactStartQuantizedKVCache' --quantized-kv-start $start
+    two qwen3_next "$long" "$more" 'legacy ArraysCache ExactStartQuantizedKVCache' --kv-bits 8 \
+        --quantized-kv-start $start
+    two llama "$long" "$more" 'legacy ExactStartQuantizedRotatingKVCache' --max-kv-size 100 \
+        --quantized-kv-start $start --kv-keep 4
+    two gemma3 "$long" "$more" \
+        'legacy ExactStartQuantizedKVCache ExactStartQuantizedRotatingKVCache' --kv-bits 8 \
+        --quantized-kv-start $start
+done
+two llama 1,2,3 "$more" 'legacy ExactStartQuantizedKVCache' --kv-bits 4 --quantized-kv-start 64
+two llama 1,2,3 "$more" 'current KVCache' --kv-bits f16 --quantized-kv-start 64
 two gemma3 1,2,3 4,5 'current KVCache RotatingKVCache' --kv-bits f16
 two gemma3 "$long" "$more" 'current KVCache RotatingKVCache' --kv-bits f16
 two gemma3 "$long" "$more" 'legacy QuantizedKVCache QuantizedRotatingKVCache' --kv-bits 8
@@ -94,6 +107,29 @@ expect 2 '^kvasir generate: .*--convert-cache' generate -m "$tiny" --prompt-cach
     --kv-bits 8 --kv-group-size 32
 g --convert-cache
 [ "$(json kv_format)" = "K 8 g64, V 4 g64" ] || die "--convert-cache to the default"
+# another exact start than the file's is converted, too, unless it is the same of the file's pages
+good cache-prompt -m "$tiny" --tokens "$long" --quantized-kv-start 64 -o started -q
+for start in 0 65; do
+    expect 2 '^kvasir generate: .*--quantized-kv-start: must be 64, as in the file' generate \
+        -m "$tiny" --prompt-cache started --tokens 6 --kv-bits 8,4 --quantized-kv-start $start
+    good generate -m "$tiny" --prompt-cache started --tokens 6 --kv-bits 8,4 -n 3 --json -q \
+        --quantized-kv-start $start --convert-cache
+done
+good cache-prompt -m "$tiny" --tokens "$long" -o plain -q
+expect 2 '--quantized-kv-start: must be 0, as in the file' generate -m "$tiny" --tokens 6 \
+    --prompt-cache plain --quantized-kv-start 64
+good generate -m "$tiny" --prompt-cache started --tokens 6 -n 3 --quantized-kv-start 64
+grep -q '^note: *--quantized-kv-start: the first 64 tokens' err || die "no fact of the start"
+# formats that are encoded when a page is full, with a start or not, are f16 in files
+for start in 0 64; do
+    good cache-prompt -m "$tiny" --tokens "$long" --kv-bits t4 --quantized-kv-start $start -o c -q
+    [ "$(kind)" = 'current KVCache' ] || die "t4, start $start: $(kind)"
+    good generate -m "$tiny" --prompt-cache c --tokens 6 -n 3 --json -q
+    [ "$(json kv_format)" = "K f16, V f16" ] || die "t4, start $start: $(json kv_format)"
+    good generate -m "$tiny" --prompt-cache c --tokens 6 -n 3 --json -q --kv-bits t4 \
+        --quantized-kv-start $start --convert-cache
+done
+c --kv-bits 8 -o c -q
 expect 2 '--convert-cache: only allowed with --prompt-cache' generate -m "$tiny" --tokens 1 \
     --convert-cache
 # a file that was computed otherwise is used, with a warning
@@ -184,7 +220,6 @@ for out in c at/new; do
     b 2 '--tokens: the prompt is empty' --tokens '' -o $out
     b 1 '.*no tokenizer' -p hello -o $out
     b 2 '--kv-bits 8,f16: no class of mlx-lm' --tokens 1,2 --kv-bits 8,f16 -o $out
-    b 2 '--quantized-kv-start: ' --tokens 1,2 --quantized-kv-start 1 -o $out
     b 2 '--key-centre bias: ' --tokens 1,2 --key-centre bias -o $out
     b 2 '--format: "new" is neither' --tokens 1,2 --format new -o $out
     b 2 '--kv-bits: ' --tokens 1,2 --kv-bits 7 -o $out

@@ -6,13 +6,15 @@
 
 enum { DIM_MAX = 1 << 16 };
 
-static void read_side(const struct prompt_side *side, uint32_t head, uint32_t row) {
+static void read_side(const struct prompt_side *side, uint32_t exact, uint32_t head, uint32_t row) {
     static uint8_t codes[DIM_MAX];
     static float x[DIM_MAX], scales[DIM_MAX], biases[DIM_MAX];
     if (!side->parts[0].present || side->dim > DIM_MAX)
         return;
-    if (side->format.group)
-        prompt_side_get_row(side, head, row, codes, scales, biases);
+    if (row < exact)
+        prompt_start_get_values(side, head, row, x);
+    else if (side->format.group)
+        prompt_side_get_row(side, head, row - exact, codes, scales, biases);
     else
         prompt_side_get_values(side, head, row, x);
 }
@@ -25,7 +27,7 @@ static void read_rows(const struct prompt_kv *kv) {
         fuzz_fail("rows and positions disagree");
     for (uint32_t row = 0; row < kv->rows; row += 1 + kv->rows / 8)
         for (int i = 0; i < 2; i++)
-            read_side(&kv->sides[i], kv->heads - 1, row);
+            read_side(&kv->sides[i], kv->exact, kv->heads - 1, row);
 }
 
 static void read_entries(const struct prompt_entry *e, uint32_t n) {

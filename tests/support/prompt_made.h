@@ -95,6 +95,18 @@ static inline struct text_buf made_legacy(const char *tensors, const char *metad
 #define Q8(name, rows)                                                                             \
     name ".0 U32 1,2," rows ",16|" name ".1 F16 1,2," rows ",1|" name ".2 F16 1,2," rows ",1"
 #define KV(name, rows) name ".0 F16 1,2," rows ",8|" name ".1 F16 1,2," rows ",4"
+/* K of 8 bits, V of 4, 32 values of one head: rows after an exact start, and those of it. */
+#define STARTED_ROWS(rows, exact)                                                                  \
+    "0.0.0 U32 1,1," rows ",8|0.0.1 F16 1,1," rows ",1|0.0.2 F16 1,1," rows ",1|"                  \
+    "0.1.0 U32 1,1," rows ",4|0.1.1 BF16 1,1," rows ",1|0.1.2 BF16 1,1," rows ",1|"                \
+    "0.2 F16 1,1," exact ",32|0.3 F16 1,1," exact ",32"
+#define STARTED(offset, start)                                                                     \
+    "\"0.0.0\":\"" offset "\",\"0.0.1\":\"32\",\"0.0.2\":\"8\",\"0.0.3\":\"32\",\"0.0.4\":\"4\","  \
+    "\"0.0.5\":\"" start "\",\"2.0\":\"ExactStartQuantizedKVCache\""
+#define STARTED_RING(keep, size, offset, idx, start)                                               \
+    "\"0.0.0\":\"" keep "\",\"0.0.1\":\"" size "\",\"0.0.2\":\"" offset "\",\"0.0.3\":\"" idx      \
+    "\",\"0.0.4\":\"32\",\"0.0.5\":\"8\",\"0.0.6\":\"32\",\"0.0.7\":\"4\",\"0.0.8\":\"" start      \
+    "\",\"2.0\":\"ExactStartQuantizedRotatingKVCache\""
 
 static const struct {
     const char *name;
@@ -185,6 +197,18 @@ static const struct {
      "8 "
      "V f16 dim 4 | QuantizedRotatingKVCache offset 9 keep 4 max 8 idx 5 heads 2 rows 8 K 8g64f16 "
      "dim 64 V 4g64bf16 dim 64]"},
+    {"start", false, STARTED_ROWS("3", "64"), STARTED("67", "64"),
+     "legacy {} | ExactStartQuantizedKVCache offset 67 heads 1 rows 67 start 64 exact 64 K 8g32f16 "
+     "dim 32 V 4g32bf16 dim 32"},
+    {"start-all", false, STARTED_ROWS("0", "3"), STARTED("3", "128"),
+     "legacy {} | ExactStartQuantizedKVCache offset 3 heads 1 rows 3 start 128 exact 3 K 8g32f16 "
+     "dim 32 V 4g32bf16 dim 32"},
+    {"start-ring", false, STARTED_ROWS("2", "6"), STARTED_RING("2", "8", "66", "8", "64"),
+     "legacy {} | ExactStartQuantizedRotatingKVCache offset 66 keep 2 max 8 idx 8 heads 1 rows 8 "
+     "start 64 exact 6 K 8g32f16 dim 32 V 4g32bf16 dim 32"},
+    {"start-ring-past", false, STARTED_ROWS("6", "2"), STARTED_RING("2", "8", "100", "8", "64"),
+     "legacy {} | ExactStartQuantizedRotatingKVCache offset 100 keep 2 max 8 idx 8 heads 1 rows 8 "
+     "start 64 exact 2 K 8g32f16 dim 32 V 4g32bf16 dim 32"},
 };
 enum { MADE = sizeof made_cases / sizeof *made_cases };
 
@@ -236,8 +260,10 @@ static inline void walk(const struct prompt_entry *e, uint32_t n) {
                 continue;
             for (uint32_t row = 0; row < e->kv.rows; row++)
                 for (uint32_t head = 0; head < e->kv.heads; head++)
-                    if (side->format.group)
-                        prompt_side_get_row(side, head, row, codes, x, y);
+                    if (row < e->kv.exact)
+                        prompt_start_get_values(side, head, row, x);
+                    else if (side->format.group)
+                        prompt_side_get_row(side, head, row - e->kv.exact, codes, x, y);
                     else
                         prompt_side_get_values(side, head, row, x);
         }

@@ -46,6 +46,10 @@ static inline void prompt_text_kv(struct text_buf *out, const struct prompt_entr
         prompt_text_add(out, " guessed");
     prompt_text_number(out, " heads ", kv->heads);
     prompt_text_number(out, " rows ", kv->rows);
+    if (prompt_class_is_started(e->class)) {
+        prompt_text_number(out, " start ", kv->start);
+        prompt_text_number(out, " exact ", kv->exact);
+    }
     for (int i = 0; i < 2; i++) {
         const struct prompt_side *side = &kv->sides[i];
         prompt_text_add(out, i ? " V " : " K ");
@@ -112,6 +116,9 @@ static inline bool prompt_data_same(const struct prompt_entry *a, const struct p
         for (int j = 0; prompt_class_is_kv(a->class) && j < 2 * PROMPT_PARTS; j++)
             if (!prompt_tensor_same(&a->kv.sides[j / 3].parts[j % 3],
                                     &b->kv.sides[j / 3].parts[j % 3]))
+                return false;
+        for (int j = 0; prompt_class_is_kv(a->class) && j < 2; j++)
+            if (!prompt_tensor_same(&a->kv.sides[j].start, &b->kv.sides[j].start))
                 return false;
         for (uint32_t j = 0; a->class == PROMPT_ARRAYS && j < a->arrays.n; j++)
             if (!prompt_tensor_same(&a->arrays.states[j], &b->arrays.states[j]))

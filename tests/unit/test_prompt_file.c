@@ -374,6 +374,32 @@ static void test_rules(void **state) {
          "\"0.0.0\":\"0\",\"0.0.1\":\"8\",\"0.0.2\":\"8\",\"0.0.3\":\"8\",\"0.0.4\":\"8\","
          "\"2.0\":\"RotatingKVCache\"",
          "5 numbers are not a RotatingKVCache"},
+        /* an exact start that is not what the numbers say */
+        {false, STARTED_ROWS("3", "63"), STARTED("67", "64"),
+         "offset 67, its tensors have 66 rows"},
+        {false, STARTED_ROWS("4", "63"), STARTED("67", "64"),
+         "63 rows are those of an exact start, but 64 have positions below 64"},
+        {false, STARTED_ROWS("2", "65"), STARTED("67", "64"),
+         "65 rows are those of an exact start, but 64 have positions below 64"},
+        {false, STARTED_ROWS("3", "64"), STARTED("67", "128"),
+         "64 rows are those of an exact start, but 67 have positions below 128"},
+        {false, STARTED_ROWS("67", "0"), STARTED("67", "0"), "an exact start of 0 tokens"},
+        {false, STARTED_ROWS("3", "64"), STARTED("67", "65"), "an exact start of 65 tokens"},
+        {false, STARTED_ROWS("3", "64"), STARTED("67", "64 "), "metadata key 0.0.5 is 64 "},
+        {false, STARTED_ROWS("3", "64"), STARTED("67", "64") ",\"0.0.6\":\"0\"",
+         "7 numbers are not a ExactStartQuantizedKVCache"},
+        {false, STARTED_ROWS("3", "6") "|0.4 F16 1,1,6,32", STARTED("9", "64"),
+         "tensor 0.4 does not belong to"},
+        {false, "0.2 F16 1,1,64,32|0.3 F16 1,1,64,32", STARTED("64", "64"),
+         "tensor 0.0.0 is missing"},
+        {false, STARTED_ROWS("2", "5"), STARTED_RING("2", "8", "66", "8", "64"),
+         "layer 0: offset 66 in 7 rows"},
+        {false, STARTED_ROWS("3", "5"), STARTED_RING("2", "8", "66", "8", "64"),
+         "5 rows are those of an exact start, but 6 have positions below 64"},
+        {false, STARTED_ROWS("2", "6"), STARTED_RING("2", "8", "66", "5", "64"),
+         "rows of an exact start must be in order"},
+        {true, STARTED_ROWS("3", "64"), "\"1.0\":\"ExactStartQuantizedKVCache\"",
+         "is not supported"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct text_buf b = made_file(cases[i].tensors, cases[i].metadata, cases[i].newer);

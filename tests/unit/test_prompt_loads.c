@@ -126,7 +126,7 @@ static void make_file(struct world *w) {
     kvasir_context_destroy(ctx);
 }
 
-static struct world *begin(const char *model, uint32_t max_kv_size) {
+static struct world *begin_started(const char *model, uint32_t max_kv_size, uint32_t start) {
     struct world *w = calloc(1, sizeof *w);
     char path[512];
     snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, model);
@@ -135,9 +135,14 @@ static struct world *begin(const char *model, uint32_t max_kv_size) {
     w->options.context.kv_bits = "8,4";
     w->options.context.key_centre = "off";
     w->options.context.max_kv_size = max_kv_size;
+    w->options.context.quantized_kv_start = start;
     make_file(w);
     w->engine = answers_engine(w->model, &w->options);
     return w;
+}
+
+static struct world *begin(const char *model, uint32_t max_kv_size) {
+    return begin_started(model, max_kv_size, 0);
 }
 
 static void end(struct world *w) {
@@ -170,11 +175,13 @@ static void test_families(void **state) {
     (void)state;
     static const struct {
         const char *model;
-        uint32_t max_kv_size;
-    } CASES[] = {{"llama", 0},      {"llama", 128}, {"gemma3", 0},
-                 {"qwen3_next", 0}, {"gpt_oss", 0}, {"lfm2", 0}};
+        uint32_t max_kv_size, start;
+    } CASES[] = {{"llama", 0, 0},      {"llama", 128, 0},     {"gemma3", 0, 0},
+                 {"qwen3_next", 0, 0}, {"gpt_oss", 0, 0},     {"lfm2", 0, 0},
+                 {"llama", 0, 128},    {"llama", 128, 64},    {"gemma3", 0, 320},
+                 {"llama", 0, 1000},   {"qwen3_next", 0, 100}};
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
-        struct world *w = begin(CASES[i].model, CASES[i].max_kv_size);
+        struct world *w = begin_started(CASES[i].model, CASES[i].max_kv_size, CASES[i].start);
         struct answer *a[3];
         for (int k = 0; k < 3; k++) {
             a[k] = after_file(w);
