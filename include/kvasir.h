@@ -5,11 +5,9 @@
  * Kvasir runs open-weight language models with a KV cache that is quantized end to end. Five
  * objects:
  *
- *   kvasir_model     a checkpoint (GGUF file or safetensors folder), memory-mapped; immutable, may
- *                    be shared
+ *   kvasir_model     a checkpoint (GGUF file or safetensors folder), mapped; immutable, sharable
  *   kvasir_tokenizer text to tokens and back, chats to text; of a model, or opened alone
- *   kvasir_context   threads, kernels and the pages of one cache for one model; used by one thread
- *                    at a time
+ *   kvasir_context   threads, kernels and pages of one cache for one model; one thread at a time
  *   kvasir_seq       one sequence of tokens and its pages: evaluated, trimmed, forked
  *   kvasir_sampler   picks the next token from logits
  *
@@ -136,16 +134,19 @@ KVASIR_API kvasir_status kvasir_convert(const char *in, const char *out,
 typedef struct kvasir_context kvasir_context;
 typedef struct kvasir_prompt_cache kvasir_prompt_cache;
 
+#define KVASIR_START_BY_FORMAT UINT32_MAX
 typedef struct kvasir_context_options {
     size_t struct_size;
     const char *kv_bits; /* "8,4": K,V; of f32 f16 bf16 8 6 5 4 3 2; or "r8,4", "t4", "auto" */
     /* "64", "64,32"; NULL: the largest of 64, 32 that divides head_dim. Layers whose head_dim
      * neither divides stay f16, which is a fact of the context; an error if that is all layers. */
     const char *kv_group_size;
-    /* Constants that quantized keys are stored without: "auto", "bias", "off", or a file of `kvasir
-     * calibrate`. auto: the model's key biases, else the file next to the model, else off. */
+    /* Constants that quantized keys are stored without: "auto" (the model's key biases, else the
+     * file next to the model, else off), "bias", "off", or a file of `kvasir calibrate`. */
     const char *key_centre;
-    uint32_t quantized_kv_start; /* the first N tokens, rounded up to pages of 64, stay f16 */
+    /* The first N tokens, rounded up to pages of 64, stay f16. KVASIR_START_BY_FORMAT: 64 if keys
+     * are tiles ("t4") or may become ones ("auto"), else 0. */
+    uint32_t quantized_kv_start;
     uint32_t max_kv_size; /* > 0: a query sees the first kv_keep and the newest N - kv_keep */
     uint32_t kv_keep;     /* < max_kv_size */
     uint32_t ctx;         /* most tokens of a sequence; 0: by the model and free memory */
@@ -166,7 +167,7 @@ typedef struct kvasir_context_options {
     const char *kv_floor; /* of kv_bits "auto": no page gets fewer bits; r8,4, t4; NULL: t3 */
 } kvasir_context_options;
 KVASIR_API void kvasir_context_init(kvasir_context_options *options, size_t struct_size);
-/* kv_bits "8,4", kv_keep 4, act_bits 8, others "auto" or 0. */
+/* kv_bits "8,4", start by format, kv_keep 4, act_bits 8, others "auto" or 0. */
 static inline kvasir_context_options kvasir_context_defaults(void) {
     kvasir_context_options options;
     kvasir_context_init(&options, sizeof options);
@@ -326,9 +327,8 @@ typedef struct kvasir_prompt_cache_info {
 KVASIR_API void kvasir_prompt_cache_get_info(const kvasir_prompt_cache *cache,
                                              kvasir_prompt_cache_info *info);
 /* A new sequence with the file's tokens and its bytes unchanged; in a context of other formats or
- * another exact start only with `convert`. A file of kvasir_seq_save is refused if its keys were
- * rotated by another rope. Tokens are -1 if the file does not contain them (mlx-lm's do not).
- * Recurrent layers: a snapshot at the file's end is kept, as by kvasir_seq_snapshot. */
+ * another exact start only with `convert`. A file that says its keys were rotated by another rope
+ * is refused. Tokens are -1 if it lacks them. Recurrent layers: its end is kept as a snapshot. */
 KVASIR_API kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *cache,
                                          bool convert, kvasir_seq **out, kvasir_error *err);
 /* Writes a file of mlx-lm's form: of 0.32 if that can store the cache (K and V alike, not quantized

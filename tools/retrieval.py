@@ -64,15 +64,17 @@ def run(a, questions, form, name, *flags):
     """The answers, in order."""
     bits, act = ("f32", "8") if form == CONTROL else (form, "16")
     model = pathlib.Path(a.model).name
-    base = pathlib.Path(a.state) / f"{model}-{a.task}-{name}-{form}-{a.start}"
+    kept = "" if a.start is None else f"-{a.start}"
+    base = pathlib.Path(a.state) / f"{model}-{a.task}-{name}-{form}{kept}"
     requests, results = f"{base}.in", f"{base}.out"
+    start = [] if a.start is None else ["--quantized-kv-start", str(a.start)]
     with open(requests, "w", encoding="utf-8") as f:
         for i, (prompt, answer) in enumerate(questions):
             body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "stop": ["\n", "."]}
             f.write(json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions",
                                 "body": body}) + "\n")
     kvasir("batch", "-m", a.model, "-i", requests, "-o", results, "-q", "--device", "cpu",
-           "--kv-bits", bits, "--act-bits", act, "--quantized-kv-start", str(a.start), *flags)
+           "--kv-bits", bits, "--act-bits", act, *start, *flags)
     answers, tokens, cached = [""] * len(questions), 0, 0
     with open(results, encoding="utf-8") as f:
         for line in f:
@@ -145,7 +147,7 @@ def main():
     p.add_argument("--cold", type=int, default=10, help="facts: so many are also asked cold")
     p.add_argument("--questions", type=int, default=200, help="sums: how many")
     p.add_argument("--text", default=TEXT, help="facts: the text around them")
-    p.add_argument("--start", type=int, default=0, help="--quantized-kv-start")
+    p.add_argument("--start", type=int, help="--quantized-kv-start; default: by the format")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--state", help="a folder that keeps answers")
     a = p.parse_args()

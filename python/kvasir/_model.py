@@ -83,8 +83,9 @@ class Model(Handle):
         return ModelInfo(**values)
 
     def context(self, *, kv_bits: str | None = None, kv_group_size: str | None = None,
-                key_centre: str | os.PathLike[str] | None = None, quantized_kv_start: int = 0,
-                kv_exact_tail: int = 0, kv_floor: str | None = None, max_kv_size: int = 0,
+                key_centre: str | os.PathLike[str] | None = None,
+                quantized_kv_start: int | None = None, kv_exact_tail: int = 0,
+                kv_floor: str | None = None, max_kv_size: int = 0,
                 kv_keep: int | None = None, ctx: int = 0, cache_bytes: int = 0,
                 prefill_chunk: int | None = None, snapshot_tokens: int = 0, threads: int = 0,
                 cpu_tier: str | None = None, act_bits: int | None = None,

@@ -270,7 +270,7 @@ static uint64_t ladder_saves(const struct kv_cache *c, const struct layout_rule 
                              uint32_t length) {
     const uint32_t full = length / TILE_TOKENS, tail = min_u32(r->tail_pages, full),
                    end = (full - tail) * TILE_TOKENS,
-                   stay = min_u32(LADDER_FIRST_PAGE * TILE_TOKENS, end);
+                   stay = min_u32(r->start_pages + LADDER_FIRST_PAGE, full - tail) * TILE_TOKENS;
     if (!c->ladder.n_rungs || r->layout[group] != LAYOUT_OWN)
         return 0;
     const struct layout_rule *floor = &c->ladder.rungs[c->ladder.n_rungs - 1];
@@ -332,8 +332,7 @@ static uint64_t pages_crossed(uint32_t step) {
  * the newest and those that stay (LADDER-6). */
 static uint64_t own_bytes(const struct kv_cache *c, uint32_t group, uint64_t pages, uint32_t step) {
     const uint64_t own = c->layouts[group][LAYOUT_OWN].page_bytes,
-                   stay = c->rule.start_pages ? 0 : LADDER_FIRST_PAGE,
-                   best = stay + pages_crossed(step) + c->rule.tail_pages;
+                   best = LADDER_FIRST_PAGE + pages_crossed(step) + c->rule.tail_pages;
     if (!c->ladder.n_rungs || pages <= best)
         return pages * own;
     const uint32_t floor = c->ladder.rungs[c->ladder.n_rungs - 1].layout[group];
@@ -447,8 +446,10 @@ void kv_cache_destroy(struct kv_cache *c) {
 void kv_cache_keep_ready(struct kv_cache *c, uint32_t sequences, uint64_t load_bytes) {
     enum { BUDGET_PART = 16, LOADS_PART = 2 };
     uint64_t each = c->state_page_bytes;
+    const bool start = c->rule.start_pages > 0;
     for (uint32_t g = 0; g < c->n_groups; g++)
-        each += c->layouts[g][LAYOUT_OWN].page_bytes + shadows_most_bytes(c, g, 1, 1) / 2;
+        each += c->layouts[g][LAYOUT_OWN].page_bytes + shadows_most_bytes(c, g, 1, 1) / 2 +
+                (start ? c->layouts[g][LAYOUT_START].page_bytes : 0);
     const uint64_t budget = c->options.budget_bytes,
                    pages = min_size(sequences, budget / BUDGET_PART / each),
                    loads = min_size(load_bytes, budget / LOADS_PART) / each,
@@ -458,6 +459,8 @@ void kv_cache_keep_ready(struct kv_cache *c, uint32_t sequences, uint64_t load_b
         pool_keep_ready(c->pool, c->groups[g].page_class[LAYOUT_OWN], pages, at_rest);
         if (shadow != NO_LAYOUT)
             pool_keep_ready(c->pool, c->groups[g].page_class[shadow], pages, pages);
+        if (start)
+            pool_keep_ready(c->pool, c->groups[g].page_class[LAYOUT_START], pages, pages);
     }
     if (c->state_page_bytes)
         pool_keep_ready(c->pool, c->state_class, pages, pages);

@@ -77,7 +77,7 @@ static inline uint32_t layout_of(const struct layout_rule *r, uint32_t group, ui
     return number < r->start_pages ? LAYOUT_START : r->layout[group];
 }
 
-/* Formats that full pages go down to (ladder.c), from this page of a sequence on. */
+/* Formats that full pages go down to (ladder.c), from this page after the exact start on. */
 enum { LADDER_FIRST_PAGE = 1 };
 struct ladder {
     struct layout_rule rungs[LADDER_RUNGS_MAX]; /* the last one is the floor */

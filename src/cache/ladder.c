@@ -19,9 +19,10 @@
  *   LADDER-4  Exchanging pages never exceeds the budget: room for one page is charged for it.
  *   LADDER-5  What was computed after re-encoded pages is marked, as are nodes with such pages:
  *             tiers get none of it, so records are the bytes that their tokens alone give.
- *   LADDER-6  The first page of a sequence stays as it was made. All later tokens attend to its
- *             first ones (attention sinks), so half of what t3 costs is that page's
- *             (docs/quality.md).
+ *   LADDER-6  The first page of a sequence that is not of its exact start stays as it was made.
+ *             Without a start, all later tokens attend to its first ones (attention sinks), so half
+ *             of what t3 costs is that page's; with one, it makes up for values that are encoded
+ *             twice (docs/quality.md).
  *
  * Choosing a page looks at all nodes: 2 ms for 50,000 of them, where re-encoding a page of SmolLM2
  * takes 15 to 30 ms on two cores.
@@ -105,7 +106,7 @@ static bool is_before(const struct descent *a, const struct descent *b) {
 }
 
 static bool can_descend(const struct kv_cache *c, uint32_t number, uint32_t rank) {
-    return number >= LADDER_FIRST_PAGE && rank < c->ladder.n_rungs;
+    return number >= c->rule.start_pages + LADDER_FIRST_PAGE && rank < c->ladder.n_rungs;
 }
 
 /* LADDER-3: whether listed sequences are all that hold the page beside the tree. */

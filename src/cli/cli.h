@@ -265,9 +265,12 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .offset = offsetof(type, context.key_centre),                                                 \
      .help = "constant part of keys that a quantized cache need not store, and the basis of a "    \
              "tile format's keys: bias (the model's key biases), a file from calibrate, off, or "  \
-             "auto: the biases, else the file that calibrate put next to the model, else off; "    \
-             "for tile formats that file, else one measured at the first start and kept in "       \
-             "~/.cache/kvasir"}
+             "auto: the biases, else calibrate's file next to the model, else off; for tiles that "\
+             "file, else one measured at the first start and kept in ~/.cache/kvasir"},            \
+    {.name = "--quantized-kv-start", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX - 1,      \
+     .offset = offsetof(type, context.quantized_kv_start),                                         \
+     .shown = "64 if K's format is a tile (t...) or auto, else 0",                                 \
+     .help = "keep the first N tokens in f16; N is rounded up to a multiple of 64"}
 /* Formats to compare, a text_list. */
 #define FORMATS_OPTION(type, bits)                                                                 \
     {.name = "--kv-bits", .value = "K,V ...", .kind = OPTION_WORDS,                                \
@@ -300,9 +303,6 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .offset = offsetof(type, context.kv_floor), .shown = "t3",                                    \
      .help = "with --kv-bits auto: no page gets fewer bits than F: r8,4, t4 or t3"},               \
     GROUP_OPTIONS(type, context),                                                                  \
-    {.name = "--quantized-kv-start", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,          \
-     .offset = offsetof(type, context.quantized_kv_start),                                         \
-     .help = "keep the first N tokens in f16; N is rounded up to a multiple of 64"},               \
     {.name = "--max-kv-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                 \
      .offset = offsetof(type, context.max_kv_size), .shown = "0, all",                             \
      .help = "rotating cache: a token sees at most N tokens, the first --kv-keep and the "         \

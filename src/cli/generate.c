@@ -209,8 +209,8 @@ static int open_model(struct run *r) {
 static bool formats_are_said(const kvasir_context_options *o) {
     const kvasir_context_options d = kvasir_context_defaults();
     return o->kv_bits != d.kv_bits || o->kv_group_size || o->max_kv_size ||
-           o->kv_keep != d.kv_keep || o->quantized_kv_start || o->kv_exact_tail || o->kv_floor ||
-           o->key_centre != d.key_centre;
+           o->kv_keep != d.kv_keep || o->quantized_kv_start != d.quantized_kv_start ||
+           o->kv_exact_tail || o->kv_floor || o->key_centre != d.key_centre;
 }
 
 static kvasir_status open_sequence(struct run *r, kvasir_error *err) {

@@ -75,6 +75,8 @@ static void print_formats(const kvasir_model *m, const kvasir_model_info *i) {
            "sequence are\n16-bit, too, up to %s; so are those of --kv-exact-tail, %s each.\n",
            human_bytes((double)bytes16 * LAB_PAGE_TOKENS, open),
            human_bytes((double)bytes16, token));
+    printf("Of t formats and auto the first %d tokens are 16-bit (--quantized-kv-start).\n",
+           LAB_PAGE_TOKENS);
 }
 
 static int print_text(const kvasir_model *m, const kvasir_model_info *i) {

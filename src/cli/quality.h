@@ -37,7 +37,7 @@ struct quality_run {
     char fingerprint[17];          /* of its context: two runs with the same are one */
     uint32_t windows;              /* finished */
     double seconds;                /* of the model's steps in them */
-    uint64_t page_bytes;           /* of a whole page in each layer group */
+    uint64_t pages_bytes;          /* of the pages of a window, the last one whole, too */
     float *kl, *nll;               /* [windows][rows]; kl of the exact run: 0 */
     uint8_t *same_top;             /* [windows][rows] */
     uint32_t cap;                  /* windows that the arrays have room for */
@@ -67,6 +67,8 @@ bool quality_run_reserve(const struct quality_results *r, struct quality_run *ru
                          uint32_t windows);
 /* The run with this fingerprint, which is added if there is none; NULL: out of memory. Moves other
  * runs. */
+/* Of a window. */
+uint32_t quality_pages(const struct quality_results *r);
 struct quality_run *quality_run_find(struct quality_results *r, const char *fingerprint);
 void quality_results_free(struct quality_results *r);
 
@@ -74,8 +76,9 @@ struct quality_figures {
     size_t predictions;
     lab_summary kl, nll;
     double same_top, ppl, ppl_ratio; /* of them; ratio: to the exact run's */
-    double token_bytes, value_bits;  /* of whole pages, a token in all layers; a value of K or V */
-    double speed;                    /* tokens a second, all rows and all logits */
+    double token_bytes,
+        value_bits; /* of a window's pages: a token in all layers, a value of K or V */
+    double speed;   /* tokens a second, all rows and all logits */
 };
 /* Of the predictions at positions from `depth` on. False: out of memory. */
 bool quality_figures(const struct quality_results *r, const struct quality_run *run, uint32_t depth,

@@ -185,7 +185,7 @@ static int run_step(struct measure *m, struct side *s, size_t n) {
     if (kvasir_seq_eval(s->seq, m->ids + m->at, n, &eval, &err) || interrupted())
         return library(m, &err);
     s->seconds += clock_seconds() - start - m->comparing;
-    s->run->page_bytes = lab_page_bytes(s->ctx);
+    s->run->pages_bytes = lab_pages_bytes(s->ctx, quality_pages(m->r));
     return EXIT_GOOD;
 }
 

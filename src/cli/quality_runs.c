@@ -74,6 +74,10 @@ static double share_of_same_top(const struct quality_results *r, const struct qu
     return (double)same / (double)n;
 }
 
+uint32_t quality_pages(const struct quality_results *r) {
+    return (r->a->window - 1) / LAB_PAGE_TOKENS + 1;
+}
+
 bool quality_figures(const struct quality_results *r, const struct quality_run *run, uint32_t depth,
                      struct quality_figures *f) {
     double *values = malloc((size_t)r->text.n * r->rows * sizeof *values);
@@ -89,7 +93,7 @@ bool quality_figures(const struct quality_results *r, const struct quality_run *
     free(values);
     f->ppl = exp(f->nll.mean);
     f->ppl_ratio = exp(f->nll.mean - exact);
-    f->token_bytes = (double)run->page_bytes / LAB_PAGE_TOKENS;
+    f->token_bytes = (double)run->pages_bytes / (quality_pages(r) * LAB_PAGE_TOKENS);
     f->value_bits = 16 * ratio(f->token_bytes, (double)run->info.kv_bytes_per_token16);
     f->speed = ratio((double)run->windows * (r->a->window - 1), run->seconds);
     return true;

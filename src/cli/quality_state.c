@@ -4,7 +4,7 @@
  * It is safetensors: for each run "FINGERPRINT.nll" and "FINGERPRINT.kl" F32 and
  * "FINGERPRINT.same_top" U8, all [windows][rows]. Its metadata are "settings", which must be the
  * same (struct quality_results), and for each run "FINGERPRINT": {"kv_bits", "seconds",
- * "page_bytes"}. It is replaced as a whole after each window. Runs of other formats than this
+ * "pages_bytes"}. It is replaced as a whole after each window. Runs of other formats than this
  * command's stay in it.
  */
 #include "quality.h"
@@ -41,10 +41,10 @@ static int take_run(const struct command *c, struct quality_results *r,
                            *same = part_of(r, table, fingerprint, "same_top", ST_U8);
     const char *bits = json_string_value(json_object_get(about, "kv_bits"));
     const json_t *seconds = json_object_get(about, "seconds"),
-                 *page_bytes = json_object_get(about, "page_bytes");
+                 *pages_bytes = json_object_get(about, "pages_bytes");
     if (strlen(fingerprint) != 16 || !nll || !kl || !same || kl->dims[0] != nll->dims[0] ||
         same->dims[0] != nll->dims[0] || !bits || !json_is_number(seconds) ||
-        !json_is_integer(page_bytes))
+        !json_is_integer(pages_bytes))
         return damaged(c, r, "not a file of kvasir quality");
     struct quality_run *run = quality_run_find(r, fingerprint);
     if (!run || !quality_run_reserve(r, run, (uint32_t)nll->dims[0]))
@@ -52,7 +52,7 @@ static int take_run(const struct command *c, struct quality_results *r,
     snprintf(run->bits, sizeof run->bits, "%s", bits);
     run->windows = (uint32_t)nll->dims[0];
     run->seconds = json_number_value(seconds);
-    run->page_bytes = (uint64_t)json_integer_value(page_bytes);
+    run->pages_bytes = (uint64_t)json_integer_value(pages_bytes);
     memcpy(run->nll, nll->data, nll->bytes);
     memcpy(run->kl, kl->data, kl->bytes);
     memcpy(run->same_top, same->data, same->bytes);
@@ -114,7 +114,7 @@ static void add_run(const struct quality_results *r, const struct quality_run *r
     json_t *about = json_object();
     put_text(about, "kv_bits", run->bits);
     put_real(about, "seconds", run->seconds);
-    put_whole(about, "page_bytes", run->page_bytes);
+    put_whole(about, "pages_bytes", run->pages_bytes);
     char *text = json_dumps(about, 0);
     put_text(metadata, run->fingerprint, text);
     mem_free(text);

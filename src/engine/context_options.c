@@ -262,6 +262,7 @@ _Static_assert(offsetof(kvasir_context_options, kv_exact_tail) == 104,
 static const kvasir_context_options DEFAULTS = {.struct_size = sizeof(kvasir_context_options),
                                                 .kv_bits = "8,4",
                                                 .key_centre = "auto",
+                                                .quantized_kv_start = KVASIR_START_BY_FORMAT,
                                                 .kv_keep = 4,
                                                 .cpu_tier = "auto",
                                                 .act_bits = 8,
@@ -305,7 +306,7 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     else
         TRY(settle_formats(o, s, err));
     s->cache.n_rungs = o->like ? 0 : s->cache.n_rungs;
-    s->cache.quantized_start = o->quantized_kv_start;
+    s->cache.quantized_start = options_start(o->quantized_kv_start, &s->cache);
     s->cache.state_bytes = model_state_bytes(m->model);
     s->cache.exact_tail = o->like ? 0 : o->kv_exact_tail;
     if (s->cache.state_bytes || has_tail(s))

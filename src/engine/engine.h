@@ -86,6 +86,8 @@ struct settled {
     uint32_t n_facts;
     kvasir_fact facts[KVASIR_FACTS_MAX];
 };
+/* Tokens of the exact start that was asked for, of a cache whose formats and rungs are known. */
+uint32_t options_start(uint32_t asked, const struct kv_cache_options *o);
 /* The caller's options, of any version, as this one's. */
 kvasir_status context_options_read(const kvasir_context_options *given, kvasir_context_options *out,
                                    kvasir_error *err) MUST_CHECK;

@@ -77,6 +77,15 @@ kvasir_status options_parse_live(const char *bits, const char *floor, const char
     return KVASIR_OK;
 }
 
+/* Of what tiles of keys cost, the first page's part is about half (docs/quality.md). Pages of the
+ * ladder become tiles, and must not be worse than those that were tiles from the start. */
+uint32_t options_start(uint32_t asked, const struct kv_cache_options *o) {
+    bool tiles = o->k.kind == KV_TILE;
+    for (uint32_t i = 0; i < o->n_rungs; i++)
+        tiles |= o->rungs[i].k.kind == KV_TILE;
+    return asked != KVASIR_START_BY_FORMAT ? asked : tiles ? TILE_TOKENS : 0;
+}
+
 kvasir_status formats_group_bytes(const struct kv_shape *shape, const struct kv_cache_options *o,
                                   struct kv_format *k, struct kv_format *v, uint64_t *bytes,
                                   kvasir_error *err) {

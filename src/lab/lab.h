@@ -98,7 +98,8 @@ double lab_slope(const double *x, const double *y, size_t n);
 /* Makes the sequence `length` tokens long by copies of the pages of `from`, which may be the
  * sequence itself, instead of running those tokens. Copied keys were rotated for other positions,
  * so what the model computes from them means nothing; the work is the same. Both hold whole pages
- * (KVASIR_ERR_ARGUMENT), in the context's formats. */
+ * (KVASIR_ERR_ARGUMENT), in the context's formats; `from` has some after the exact start if
+ * `length` is past that. */
 enum { LAB_PAGE_TOKENS = 64 };
 kvasir_status lab_extend(kvasir_seq *seq, const kvasir_seq *from, uint32_t length,
                          kvasir_error *err);
@@ -107,8 +108,9 @@ kvasir_status lab_extend(kvasir_seq *seq, const kvasir_seq *from, uint32_t lengt
  * and exact tail; in windows, too, all tokens are counted. */
 uint64_t lab_sequence_bytes(const kvasir_model *model, const kvasir_context_options *options,
                             uint32_t tokens);
-/* Bytes of a full page in the context's formats, of all layer groups together. */
-uint64_t lab_page_bytes(const kvasir_context *ctx);
+/* Bytes of full pages, of all layer groups together, as a sequence of so many tokens has them: its
+ * first ones are those of the exact start. Windows are not considered. */
+uint64_t lab_pages_bytes(const kvasir_context *ctx, uint32_t pages);
 
 /* `tokens` more tokens of each of `seqs` sequences that hold `position` tokens each. */
 typedef struct lab_run {

@@ -126,11 +126,12 @@ static kvasir_status find_policy(const char *name, enum policy *out, kvasir_erro
                       "\"%.40s\" is none of shortest, equal, fcfs", name);
 }
 
-/* Bytes of a full page of each layer group: a new one, or one at the ladder's floor. They are what
- * the third of three pages adds: one is open, and may have a shadow. */
+/* Bytes of a full page of each layer group after the exact start: a new one, or one at the ladder's
+ * floor. They are what the third of three pages adds: one is open, and may have a shadow. */
 static kvasir_status page_bytes(const struct replay *r, bool at_floor,
                                 uint64_t bytes[SIM_GROUPS_MAX], kvasir_error *err) {
     struct kv_cache_options o = r->cache_options;
+    o.quantized_start = 0;
     if (!at_floor)
         o.n_rungs = 0;
     for (uint32_t g = 0; g < r->model.n_groups; g++) {
@@ -568,6 +569,7 @@ kvasir_status lab_simulate(const lab_simulate_options *options, lab_simulation *
     TRY_GOTO(sim_model_settle(options, &r.model, err));
     TRY_GOTO(options_parse_live(options->kv_bits, options->kv_floor, options->kv_group_size,
                                 &r.cache_options, err));
+    r.cache_options.quantized_start = options_start(KVASIR_START_BY_FORMAT, &r.cache_options);
     TRY_GOTO(open_trace(&r, out, err));
     TRY_GOTO(settle_budget(&r, out, err));
     TRY_GOTO(make_engine(&r, err));

@@ -63,15 +63,24 @@ static const struct kv_page *page_or_oldest(const struct kv_view *v, uint32_t nu
     return &v->pages[i != UINT32_MAX ? i : v->kept_pages < v->n_pages ? v->kept_pages : 0];
 }
 
-/* The n prepared tokens of seq from `at` on get the first pages of `from`. */
-static void copy_pages(const kvasir_seq *seq, const kvasir_seq *from, uint32_t at, uint32_t n) {
+/* Which of a sequence's `pages` serves as a copy for page `number`: one of the exact start if that
+ * is, else one after it. */
+static uint32_t page_like(uint32_t number, uint32_t start_pages, uint32_t pages) {
+    return number < start_pages ? number % min_u32(start_pages, pages)
+                                : start_pages + (number - start_pages) % (pages - start_pages);
+}
+
+/* The n prepared tokens of seq from `at` on get pages of `from`, which has so many. */
+static void copy_pages(const kvasir_seq *seq, const kvasir_seq *from, uint32_t pages, uint32_t at,
+                       uint32_t n) {
+    const uint32_t start = kv_cache_start_pages(seq->ctx->cache);
     for (uint32_t g = 0; g < seq->ctx->n_groups; g++) {
         struct kv_view to, source;
         seq_view(seq->seq, g, &to);
         seq_view(from->seq, g, &source);
         for (uint32_t p = 0; p * TILE_TOKENS < n; p++) {
-            const uint32_t i = kv_view_index(&to, at / TILE_TOKENS + p);
-            const struct kv_page *page = page_or_oldest(&source, p);
+            const uint32_t number = at / TILE_TOKENS + p, i = kv_view_index(&to, number);
+            const struct kv_page *page = page_or_oldest(&source, page_like(number, start, pages));
             ASSERT(i != UINT32_MAX && to.pages[i].layout == page->layout);
             if (to.pages[i].addr != page->addr)
                 backend_arena_copy(seq->ctx->backend, to.arena, to.pages[i].addr, page->addr,
@@ -89,6 +98,10 @@ kvasir_status lab_extend(kvasir_seq *seq, const kvasir_seq *from, uint32_t lengt
         return fail(err, KVASIR_ERR_ARGUMENT,
                     "a sequence can be extended by copies of whole pages only: %u and %u tokens",
                     seq_length(seq->seq), first);
+    const uint32_t start = kv_cache_start_pages(seq->ctx->cache);
+    if (first / TILE_TOKENS <= start && (length - 1) / TILE_TOKENS >= start)
+        return fail(err, KVASIR_ERR_ARGUMENT,
+                    "a sequence of %u tokens has no page after its exact start to copy", first);
     int32_t *tokens = mem_alloc(most * sizeof *tokens);
     if (!tokens)
         return fail(err, KVASIR_ERR_MEMORY, "out of memory for %u tokens", most);
@@ -99,17 +112,19 @@ kvasir_status lab_extend(kvasir_seq *seq, const kvasir_seq *from, uint32_t lengt
         status = seq_prepare(seq->seq, n, err);
         if (status != KVASIR_OK)
             break;
-        copy_pages(seq, from, at, n);
+        copy_pages(seq, from, first / TILE_TOKENS, at, n);
         seq_commit(seq->seq, tokens, n);
     }
     mem_free(tokens);
     return status;
 }
 
-uint64_t lab_page_bytes(const kvasir_context *ctx) {
+uint64_t lab_pages_bytes(const kvasir_context *ctx, uint32_t pages) {
+    const uint32_t start = min_u32(kv_cache_start_pages(ctx->cache), pages);
     uint64_t bytes = 0;
     for (uint32_t g = 0; g < ctx->n_groups; g++)
-        bytes += kv_cache_layout(ctx->cache, g, true)->page_bytes;
+        bytes += start * (uint64_t)kv_cache_start_layout(ctx->cache, g)->page_bytes +
+                 (pages - start) * (uint64_t)kv_cache_layout(ctx->cache, g, true)->page_bytes;
     return bytes;
 }
 
@@ -123,14 +138,19 @@ uint64_t lab_sequence_bytes(const kvasir_model *model, const kvasir_context_opti
         bytes = 0; /* a model without attention */
     const uint64_t pages = tokens / TILE_TOKENS + 1 + SPARE_PAGES,
                    tail = min_u32(tokens, o->kv_exact_tail) / TILE_TOKENS + 1;
-    struct kv_format k, v;
-    uint64_t shadow = 0;
-    if (kv_format_parse_pair(formats_of_new_pages(o->kv_bits), &k, &v, NULL) == KVASIR_OK &&
-        kv_format_whole(k) && kvasir_model_kv_bytes(model, "f16", NULL, &shadow, NULL) != KVASIR_OK)
-        shadow = 0;
-    const uint64_t units = CACHE_GROUPS_MAX * (uint64_t)PAGE_ADDR_UNIT; /* each page rounds up */
+    struct kv_cache_options formats = {0};
+    uint64_t exact = 0, start = 0;
+    bool whole = false;
+    if (kvasir_model_kv_bytes(model, "f16", NULL, &exact, NULL) != KVASIR_OK)
+        exact = 0;
+    if (options_parse_live(o->kv_bits, o->kv_floor, NULL, &formats, NULL) == KVASIR_OK) {
+        whole = kv_format_whole(formats.k);
+        start = min_size(options_start(o->quantized_kv_start, &formats), tokens) / TILE_TOKENS + 1;
+    }
+    const uint64_t units = CACHE_GROUPS_MAX * (uint64_t)PAGE_ADDR_UNIT, /* each page rounds up */
+        exact_page = TILE_TOKENS * exact + units;
     return pages * (TILE_TOKENS * bytes + units) +
-           (SHADOWS + tail) * (shadow ? TILE_TOKENS * shadow + units : 0) +
+           ((whole ? SHADOWS + tail : 0) + start) * exact_page +
            2 * model_state_bytes(model->model);
 }
 
@@ -149,6 +169,7 @@ struct costs {
     struct model_work model;
     kvasir_context_info info;
     const struct model_config *config;
+    uint64_t start; /* tokens that are f16 */
 };
 
 /* One step of `rows` rows of each sequence, which holds `at` tokens. heads: rows with logits. */
@@ -166,16 +187,20 @@ static void add_step(const struct costs *c, uint32_t seqs, uint32_t at, uint32_t
     for (uint32_t g = 0; g < c->info.n_groups; g++) {
         const uint32_t end = at + rows, window = c->info.groups[g].window,
                        span = window ? window : UINT32_MAX;
-        const uint64_t seen = (uint64_t)span + rows - 1;
-        out->cache_bytes += (double)seqs * (double)(seen < end ? seen : end) *
-                            (double)c->info.groups[g].bytes_per_token;
+        const uint64_t most = (uint64_t)span + rows - 1, seen = most < end ? most : end,
+                       first = end - seen,
+                       exact = c->start > first ? min_size(c->start, end) - first : 0;
+        out->cache_bytes +=
+            (double)seqs * ((double)exact * (double)c->info.groups[g].bytes_per_token16 +
+                            (double)(seen - exact) * (double)c->info.groups[g].bytes_per_token);
         out->multiplies += seqs * sim_pairs_seen(at, end, span) * c->model.attention[g];
     }
 }
 
 lab_work lab_run_work(const kvasir_context *ctx, const lab_run *run) {
     struct costs c = {.model = model_work(ctx->model->model),
-                      .config = model_config(ctx->model->model)};
+                      .config = model_config(ctx->model->model),
+                      .start = (uint64_t)kv_cache_start_pages(ctx->cache) * TILE_TOKENS};
     lab_work out = {0};
     kvasir_context_get_info(ctx, &c.info);
     const uint32_t most = run->decode ? 1 : ctx->options.prefill_chunk;

@@ -43,6 +43,7 @@ struct warm {
     struct warm_prompt *prompts; /* [figures.prompts] */
     size_t cap;
     uint64_t page_bytes;
+    uint64_t start_bytes; /* what the exact start takes more than such pages */
     pthread_t thread;
     bool runs;
     int64_t told_us;  /* of the last line in the log */
@@ -161,6 +162,7 @@ static kvasir_status read_file(struct warm *w, kvasir_error *err) {
 
 kvasir_status warm_create(struct server *s, struct warm **out, kvasir_error *err) {
     kvasir_context_info info;
+    kvasir_memory_plan plan;
     *out = NULL;
     if (!s->options.warm_prompts)
         return KVASIR_OK;
@@ -170,6 +172,8 @@ kvasir_status warm_create(struct server *s, struct warm **out, kvasir_error *err
     kvasir_engine_get_context(s->one->engine, &info);
     w->server = s;
     w->page_bytes = info.kv_bytes_per_token * PAGE_TOKENS;
+    kvasir_engine_get_plan(s->one->engine, &plan);
+    w->start_bytes = plan.start_bytes - plan.start_bytes_quantized;
     const kvasir_status status = read_file(w, err);
     if (status == KVASIR_OK)
         *out = w;
@@ -202,8 +206,8 @@ static size_t shared_tokens(const struct warm *w, const struct warm_prompt *p) {
 static bool has_room(const struct warm *w, const struct warm_prompt *p) {
     kvasir_engine_stats stats;
     kvasir_engine_get_stats(w->server->one->engine, &stats);
-    const uint64_t room =
-        stats.budget_bytes > stats.used_bytes ? stats.budget_bytes - stats.used_bytes : 0;
+    const uint64_t used = stats.used_bytes + w->start_bytes,
+                   room = stats.budget_bytes > used ? stats.budget_bytes - used : 0;
     if ((p->n / PAGE_TOKENS + 2) * w->page_bytes <= room)
         return true;
     return ((p->n - shared_tokens(w, p)) / PAGE_TOKENS + 2) * w->page_bytes <= room;

@@ -49,6 +49,17 @@ assert rows["4", 0]["bits_per_value"] == 4.5 and rows["f16", 0]["bits_per_value"
 assert rows["4", 0]["kld_mean"] != rows["4", 100]["kld_mean"]
 PY
 
+# tile formats have an exact start, whose bytes count; explicitly without one they have none
+q --kv-bits t4 --json -q && mv out tiles.json
+q --kv-bits t4 --quantized-kv-start 0 --json -q
+python3 - <<'PY' || die "the exact start of tiles"
+import json
+start, none = ([r for r in json.load(open(f))["results"] if r["kv_bits"] == "t4"][0]
+               for f in ("tiles.json", "out"))
+pages = 3 # of 160 tokens
+assert start["kld_mean"] < none["kld_mean"], (start, none)
+assert start["bits_per_value"] > none["bits_per_value"] + (16 - 5) / pages, (start, none)
+PY
 # a run in three parts, of other windows and formats, ends with the same figures
 cmp_to() { # without what depends on time
     python3 - "$1" out <<'PY' || die "continued: other figures than $1"
@@ -116,7 +127,7 @@ ask facts model --tokens 700 --cold 2 --text "$text" || die "facts"
 [ "$(grep -c '^| .* of 10 | .* of 2 | 2 of 2 |$' out)" = 2 ] || die "facts: lines"
 ask sums model --questions 3 --state sums || die "sums"
 grep -q '^| f32 | [0-9]* | [0-3] of 3 | 0 | 0.0 % |$' out || die "sums: the exact run"
-ls sums/model-sums-3-t4-0.out >/dev/null || die "sums: no answers are kept"
+ls sums/model-sums-3-t4.out >/dev/null || die "sums: no answers are kept"
 
 # Ctrl-C keeps what is finished
 timeout --foreground 60 env --default-signal=INT "$kvasir" quality -m model -f "$text" --threads 1 \

@@ -220,11 +220,14 @@ for l in o["lengths"]:
     assert l["at_once"] == (o["cache_budget_bytes"] - o["step_bytes"]) // l["need_bytes"]
 PY
 # An exact tail: so many more pages at 16 bits, of formats that have shadows.
+plan --kv-bits t4 --quantized-kv-start 0 && [ "$(json start_tokens)" = 0 ] || die "no start"
 plan --kv-bits t4 && cp out without
+grep -q -- '--quantized-kv-start: the first 64 tokens stay f16' out || die "the default start"
 plan --kv-bits t4 --kv-exact-tail 100
 python3 - <<'PY' || die "an exact tail in --dry-run"
 import json
 was, now = (json.load(open(f)) for f in ("without", "out"))
+assert was["start_tokens"] == 64 and was["start_bytes"] == 64 * 4 * 2 * 64 * 4, was
 assert was["open_page_bytes"] == now["open_page_bytes"] == 64 * 4 * 2 * 64 * 4, was
 assert was["tail_tokens"] == was["tail_bytes"] == 0
 assert now["tail_tokens"] == 128 and now["tail_bytes"] == 128 * 4 * 2 * 64 * 4, now

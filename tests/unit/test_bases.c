@@ -74,7 +74,8 @@ static bool has_bases(const kvasir_model *m, const char *bits, const char *centr
     need(context_of(m, bits, centre, &c));
     *had = (struct had){.fingerprint = c->fingerprint, .centred = c->centres != NULL};
     for (uint32_t i = 0; i < c->options.n_facts; i++)
-        if (c->options.facts[i].kind != KVASIR_FACT_OPEN_PAGE) { /* of the format alone */
+        if (c->options.facts[i].kind != KVASIR_FACT_OPEN_PAGE && /* of the format alone */
+            c->options.facts[i].kind != KVASIR_FACT_START_EXACT) {
             had->n_facts++;
             had->fact = c->options.facts[i].kind;
         }

@@ -132,6 +132,50 @@ static void test_exact_start(void **state) {
     kvasir_model_close(m);
 }
 
+/* What no option says: 64 tokens if keys are tiles or may become ones. */
+static void test_start_by_format(void **state) {
+    (void)state;
+    static const struct {
+        const char *bits, *floor;
+        uint32_t asked, start;
+    } CASES[] = {
+        {"8,4", NULL, KVASIR_START_BY_FORMAT, 0},
+        {"f16", NULL, KVASIR_START_BY_FORMAT, 0},
+        {"r8,4", NULL, KVASIR_START_BY_FORMAT, 0},
+        {"t4", NULL, KVASIR_START_BY_FORMAT, 64},
+        {"t5,4", NULL, KVASIR_START_BY_FORMAT, 64},
+        {"t2", NULL, KVASIR_START_BY_FORMAT, 64},
+        {"auto", NULL, KVASIR_START_BY_FORMAT, 64},
+        {"auto", "t4", KVASIR_START_BY_FORMAT, 64},
+        {"auto", "r8,4", KVASIR_START_BY_FORMAT, 0},
+        {"t4", NULL, 0, 0},
+        {"t4", NULL, 65, 128},
+        {"auto", NULL, 0, 0},
+        {"8,4", NULL, 1, 64},
+    };
+    kvasir_model *m = open_wide(64);
+    assert_int_equal(kvasir_context_defaults().quantized_kv_start, KVASIR_START_BY_FORMAT);
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        kvasir_context_options o = kvasir_context_defaults();
+        kvasir_context_info info;
+        uint64_t told = 0;
+        o.kv_bits = CASES[i].bits;
+        o.kv_floor = CASES[i].floor;
+        o.quantized_kv_start = CASES[i].asked;
+        kvasir_context *ctx = context_of(m, o);
+        kvasir_context_get_info(ctx, &info);
+        for (uint32_t f = 0; f < info.n_facts; f++) {
+            assert_int_not_equal(info.facts[f].kind, KVASIR_FACT_START_UNUSED);
+            if (info.facts[f].kind == KVASIR_FACT_START_EXACT)
+                told = info.facts[f].n[0];
+        }
+        assert_int_equal(told, CASES[i].start);
+        assert_int_equal(kv_cache_start_pages(ctx->cache) * TILE_TOKENS, CASES[i].start);
+        kvasir_context_destroy(ctx);
+    }
+    kvasir_model_close(m);
+}
+
 static uint64_t rotating(const kvasir_model *m, uint32_t max_size, uint32_t keep) {
     kvasir_context_options o = kvasir_context_defaults();
     o.max_kv_size = max_size;
@@ -362,6 +406,7 @@ static void test_devices(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_model_fingerprint),
                                        cmocka_unit_test(test_exact_start),
+                                       cmocka_unit_test(test_start_by_format),
                                        cmocka_unit_test(test_figures),
                                        cmocka_unit_test(test_rotation),
                                        cmocka_unit_test(test_rope_variants),

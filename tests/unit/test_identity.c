@@ -393,7 +393,7 @@ static struct tier_key of_options(const kvasir_model *m, kvasir_context_options 
 /* Each of these changes bits of some page. */
 static void test_settings_count(void **state) {
     (void)state;
-    enum { N_MAX = 20 };
+    enum { N_MAX = 22 };
     if (!path_exists(TINY "llama"))
         skip();
     kvasir_model *m = open_model(TINY "llama");
@@ -413,6 +413,8 @@ static void test_settings_count(void **state) {
     (o[n++] = base, o[n - 1].quantized_kv_start = 64);
     (o[n++] = base, o[n - 1].quantized_kv_start = 65);
     (o[n++] = base, o[n - 1].kv_bits = "t4");
+    (o[n++] = base, o[n - 1].kv_bits = "t4", o[n - 1].quantized_kv_start = 0);
+    (o[n++] = base, o[n - 1].kv_bits = "t4", o[n - 1].quantized_kv_start = 65);
     (o[n++] = base, o[n - 1].kv_bits = "t4", o[n - 1].kv_exact_tail = 64);
     (o[n++] = base, o[n - 1].kv_bits = "t4", o[n - 1].kv_exact_tail = 65);
     (o[n++] = base, o[n - 1].max_kv_size = 128);
@@ -461,10 +463,14 @@ static void test_settings_without_effect(void **state) {
     need_equal(key, of_options(m, o), true, "snapshots");
     o = base, o.kv_keep = 7;
     need_equal(key, of_options(m, o), true, "keep without rotation");
+    o = base, o.quantized_kv_start = 0;
+    need_equal(key, of_options(m, o), true, "the start of 8,4");
     o = base, o.kv_bits = "f16", o.quantized_kv_start = 64, o.kv_exact_tail = 64;
-    kvasir_context_options exact = base;
+    kvasir_context_options exact = base, tiles = base;
     exact.kv_bits = "f16";
     need_equal(of_options(m, exact), of_options(m, o), true, "exact start and tail, exact pages");
+    tiles.kv_bits = o.kv_bits = "t4,3", o.quantized_kv_start = 64, o.kv_exact_tail = 0;
+    need_equal(of_options(m, tiles), of_options(m, o), true, "the start of tiles");
     kvasir_model_close(m);
 }
 

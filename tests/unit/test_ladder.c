@@ -51,6 +51,7 @@ static kvasir_context_options options_of(const char *bits, const char *floor, ui
     kvasir_context_options o = kvasir_context_defaults();
     o.kv_bits = bits;
     o.kv_floor = floor;
+    o.quantized_kv_start = 0; /* by format: test_the_exact_start_stays */
     o.ctx = 4096;
     o.threads = 1;
     o.prefill_chunk = TILE_TOKENS;
@@ -203,6 +204,33 @@ static void test_nothing_is_evicted_before_all_is_at_the_floor(void **state) {
     }
     assert_int_equal(down, 2 * 3 * DOWN);
     assert_int_equal(tree_stats(w.tree).evicted_pages, 3 * PAGES);
+    close_world(&w);
+}
+
+/* What auto has unless another start is asked for: the first page is 16-bit, and stays, and so does
+ * the next one. */
+static void test_the_exact_start_stays(void **state) {
+    (void)state;
+    kvasir_context_options o = options_of("auto", NULL, ROOMY_MIB << 20);
+    o.quantized_kv_start = KVASIR_START_BY_FORMAT;
+    struct world w = open_world(&o);
+    kvasir_seq *s;
+    store(&w, 1, TOKENS);
+    need(kvasir_seq_create(w.ctx, &s, &err));
+    need(kvasir_seq_eval(s, text[3], TOKENS, NULL, &err));
+    const struct page_layout *first = seq_page_layout(s->seq, 0, 0);
+    all_down(&w);
+    assert_int_equal(stored_rank(&w, 1, 0), NO_RANK);
+    assert_int_equal(held_rank(s, 0), NO_RANK);
+    assert_ptr_equal(seq_page_layout(s->seq, 0, 0), first);
+    assert_true(kv_format_exact(first->k.format) && kv_format_exact(first->v.format));
+    for (uint32_t k = 1; k < PAGES; k++) {
+        assert_int_equal(stored_rank(&w, 1, k), k == 1 ? 0 : 2);
+        assert_int_equal(held_rank(s, k), k == 1 ? 0 : 2);
+    }
+    assert_int_equal(seq_descended_pages(s->seq), DOWN - 1);
+    assert_int_equal(kv_cache_ladder_bytes(w.cache), 0);
+    kvasir_seq_destroy(s);
     close_world(&w);
 }
 
@@ -389,6 +417,7 @@ int main(void) {
         cmocka_unit_test(test_nothing_is_evicted_before_all_is_at_the_floor),
         cmocka_unit_test(test_only_above_the_mark_and_a_few_at_a_time),
         cmocka_unit_test(test_a_sequence_fits_that_new_pages_alone_would_not),
+        cmocka_unit_test(test_the_exact_start_stays),
         cmocka_unit_test(test_all_who_hold_a_page_get_the_other_one),
         cmocka_unit_test(test_what_waits_for_a_tier_and_the_exact_tail_stay),
         cmocka_unit_test(test_what_comes_after_such_pages_is_marked),

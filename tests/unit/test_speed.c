@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "model_files.h"
 
@@ -132,7 +133,7 @@ static void test_work(void **state) {
 /* ---- long sequences -------------------------------------------------------------------------- */
 
 static void same_values(const kvasir_seq *a, uint32_t at, const kvasir_seq *b, uint32_t from) {
-    float x[16 * 16], y[16 * 16];
+    float x[16 * 64] = {0}, y[16 * 64] = {0};
     for (int part = 0; part < 2; part++) {
         const kvasir_kv_part which = part ? KVASIR_PART_V : KVASIR_PART_K;
         need(kvasir_seq_read_kv(a, which, 1, 1, at, 16, x, &err));
@@ -169,6 +170,63 @@ static void test_extend(void **state) {
     kvasir_model_close(m);
 }
 
+#define LLAMA SHARED_DIR "/fixtures/tiny/llama" /* its heads are large enough for tiles */
+
+/* Pages of an exact start are copied to its pages only, and others to the others; work and bytes
+ * count them as what they are. */
+static void test_extend_a_start(void **state) {
+    (void)state;
+    kvasir_model *m;
+    kvasir_context_options o = kvasir_context_defaults();
+    kvasir_context *c[2];
+    kvasir_seq *seed, *longer;
+    int32_t ids[192];
+    if (access(LLAMA "/config.json", R_OK) != 0)
+        skip();
+    need(kvasir_model_open(LLAMA, &m, &err));
+    for (int i = 0; i < 192; i++)
+        ids[i] = i * 5 % 8;
+    o.kv_bits = "t4";
+    o.ctx = 512;
+    o.threads = 1;
+    for (int i = 0; i < 2; i++) {
+        o.quantized_kv_start = i * 64;
+        need(kvasir_context_create(m, &o, &c[i], &err));
+    }
+    need(kvasir_seq_create(c[1], &seed, &err));
+    need(kvasir_seq_create(c[1], &longer, &err));
+    need(kvasir_seq_eval(seed, ids, 64, NULL, &err));
+    assert_int_equal(lab_extend(longer, seed, 65, &err), KVASIR_ERR_ARGUMENT);
+    assert_non_null(strstr(err.text, "no page after its exact start"));
+    need(kvasir_seq_eval(seed, ids + 64, 128, NULL, &err));
+    need(lab_extend(longer, seed, 384, &err));
+    same_values(longer, 16, seed, 16);
+    same_values(longer, 64 + 16, seed, 64 + 16);
+    same_values(longer, 128 + 16, seed, 128 + 16);
+    same_values(longer, 192 + 16, seed, 64 + 16); /* not the start again */
+    same_values(longer, 256 + 16, seed, 128 + 16);
+    need(kvasir_seq_eval(longer, ids, 5, NULL, &err));
+    kvasir_seq_destroy(seed);
+    kvasir_seq_destroy(longer);
+    kvasir_context_info info;
+    kvasir_context_get_info(c[0], &info);
+    const double more = 64 * (double)(info.kv_bytes_per_token16 - info.kv_bytes_per_token);
+    const lab_run run = {.position = 200, .tokens = 1, .seqs = 3, .decode = true};
+    assert_true(lab_run_work(c[1], &run).cache_bytes ==
+                lab_run_work(c[0], &run).cache_bytes + 3 * more);
+    assert_true(lab_pages_bytes(c[1], 3) - lab_pages_bytes(c[1], 2) ==
+                lab_pages_bytes(c[0], 3) - lab_pages_bytes(c[0], 2));
+    assert_true(lab_pages_bytes(c[1], 1) > lab_pages_bytes(c[0], 1));
+    o.kv_bits = "t2"; /* the start is in what a sequence needs */
+    o.quantized_kv_start = 0;
+    const uint64_t without = lab_sequence_bytes(m, &o, 200);
+    o.quantized_kv_start = KVASIR_START_BY_FORMAT;
+    assert_true(lab_sequence_bytes(m, &o, 200) >= without + 64 * info.kv_bytes_per_token16);
+    kvasir_context_destroy(c[0]);
+    kvasir_context_destroy(c[1]);
+    kvasir_model_close(m);
+}
+
 /* ---- ceilings -------------------------------------------------------------------------------- */
 
 static void test_ceiling(void **state) {
@@ -194,7 +252,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_median),   cmocka_unit_test(test_slope),
         cmocka_unit_test(test_roofline), cmocka_unit_test(test_work),
-        cmocka_unit_test(test_extend),   cmocka_unit_test(test_ceiling)};
+        cmocka_unit_test(test_extend),   cmocka_unit_test(test_extend_a_start),
+        cmocka_unit_test(test_ceiling)};
     temp_folder_make(&folder);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     temp_folder_remove(&folder);
