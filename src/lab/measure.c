@@ -217,6 +217,12 @@ static kvasir_status take_format(struct bench *b, struct candidate *c, const cha
     TRY(options_parse_groups("kv_bench.kv_group_size", group_text, &groups[0], &groups[1], err));
     TRY(fail_of_field(kv_format_parse_pair(text, &formats[0], &formats[1], err), err,
                       "kv_bench.formats"));
+    if (formats[0].kind == KV_TILE || formats[1].kind == KV_TILE)
+        return fail_field(
+            err, KVASIR_ERR_UNSUPPORTED, "kv_bench.formats",
+            "\"%.40s\" encodes whole pages in a basis of the model, which is measured "
+            "with the model only (kvasir quality)",
+            text);
     for (int part = 0; part < 2; part++) {
         TRY(fail_of_field(kv_format_settle(&formats[part], b->head_dim, groups[part], err), err,
                           "kv_bench.kv_group_size"));

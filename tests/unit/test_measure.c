@@ -207,14 +207,14 @@ static void test_bench_wide(void **state) {
 
 static void test_bench_refuses(void **state) {
     (void)state;
-    static const char *const GOOD[] = {"8"}, *const BAD[] = {"7"};
+    static const char *const GOOD[] = {"8"}, *const BAD[] = {"7"}, *const TILES[] = {"8,4", "t4"};
     const lab_kv_bench_options fine = {
         .layers = 1, .seq_len = 1, .heads = 1, .head_dim = 64, .formats = GOOD, .n_formats = 1};
     struct {
         lab_kv_bench_options o;
         const char *field;
-    } cases[7];
-    for (size_t i = 0; i < 7; i++)
+    } cases[8];
+    for (size_t i = 0; i < 8; i++)
         cases[i].o = fine;
     cases[0].o.layers = 0, cases[0].field = "kv_bench.layers";
     cases[1].o.seq_len = 0, cases[1].field = "kv_bench.seq_len";
@@ -223,7 +223,8 @@ static void test_bench_refuses(void **state) {
     cases[4].o.formats = BAD, cases[4].field = "kv_bench.formats";
     cases[5].o.kv_group_size = "128", cases[5].field = "kv_bench.kv_group_size";
     cases[6].o.n_formats = 0, cases[6].field = "kv_bench.formats";
-    for (size_t i = 0; i < 7; i++) {
+    cases[7].o.formats = TILES, cases[7].o.n_formats = 2, cases[7].field = "kv_bench.formats";
+    for (size_t i = 0; i < 8; i++) {
         struct rows r = {.n = 0};
         kvasir_error err;
         assert_int_not_equal(lab_kv_bench(&cases[i].o, take, &r, &err), KVASIR_OK);
