@@ -65,10 +65,10 @@ int quality_measure(const struct command *c, kvasir_model *model, struct quality
 /* Room for so many windows; false: out of memory. */
 bool quality_run_reserve(const struct quality_results *r, struct quality_run *run,
                          uint32_t windows);
-/* The run with this fingerprint, which is added if there is none; NULL: out of memory. Moves other
- * runs. */
 /* Of a window. */
 uint32_t quality_pages(const struct quality_results *r);
+/* The run with this fingerprint, which is added if there is none; NULL: out of memory. Moves other
+ * runs. */
 struct quality_run *quality_run_find(struct quality_results *r, const char *fingerprint);
 void quality_results_free(struct quality_results *r);
 

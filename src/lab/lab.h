@@ -108,8 +108,8 @@ kvasir_status lab_extend(kvasir_seq *seq, const kvasir_seq *from, uint32_t lengt
  * and exact tail; in windows, too, all tokens are counted. */
 uint64_t lab_sequence_bytes(const kvasir_model *model, const kvasir_context_options *options,
                             uint32_t tokens);
-/* Bytes of full pages, of all layer groups together, as a sequence of so many tokens has them: its
- * first ones are those of the exact start. Windows are not considered. */
+/* Bytes of full pages, of all layer groups together, as a sequence of so many has them: its first
+ * ones are those of the exact start. Windows are not considered. */
 uint64_t lab_pages_bytes(const kvasir_context *ctx, uint32_t pages);
 
 /* `tokens` more tokens of each of `seqs` sequences that hold `position` tokens each. */

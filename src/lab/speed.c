@@ -79,8 +79,11 @@ static void copy_pages(const kvasir_seq *seq, const kvasir_seq *from, uint32_t p
         seq_view(seq->seq, g, &to);
         seq_view(from->seq, g, &source);
         for (uint32_t p = 0; p * TILE_TOKENS < n; p++) {
-            const uint32_t number = at / TILE_TOKENS + p, i = kv_view_index(&to, number);
-            const struct kv_page *page = page_or_oldest(&source, page_like(number, start, pages));
+            const uint32_t number = at / TILE_TOKENS + p, i = kv_view_index(&to, number),
+                           like = page_like(number, start, pages);
+            if (number < start && kv_view_index(&source, like) == UINT32_MAX)
+                continue; /* a window has left it behind, and will in the copy */
+            const struct kv_page *page = page_or_oldest(&source, like);
             ASSERT(i != UINT32_MAX && to.pages[i].layout == page->layout);
             if (to.pages[i].addr != page->addr)
                 backend_arena_copy(seq->ctx->backend, to.arena, to.pages[i].addr, page->addr,
@@ -100,8 +103,10 @@ kvasir_status lab_extend(kvasir_seq *seq, const kvasir_seq *from, uint32_t lengt
                     seq_length(seq->seq), first);
     const uint32_t start = kv_cache_start_pages(seq->ctx->cache);
     if (first / TILE_TOKENS <= start && (length - 1) / TILE_TOKENS >= start)
-        return fail(err, KVASIR_ERR_ARGUMENT,
-                    "a sequence of %u tokens has no page after its exact start to copy", first);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "context.quantized_kv_start",
+                          "must be at most %u here: longer sequences are made of copies of pages "
+                          "after the exact start of one of %u tokens",
+                          first - TILE_TOKENS, first);
     int32_t *tokens = mem_alloc(most * sizeof *tokens);
     if (!tokens)
         return fail(err, KVASIR_ERR_MEMORY, "out of memory for %u tokens", most);
@@ -145,12 +150,13 @@ uint64_t lab_sequence_bytes(const kvasir_model *model, const kvasir_context_opti
         exact = 0;
     if (options_parse_live(o->kv_bits, o->kv_floor, NULL, &formats, NULL) == KVASIR_OK) {
         whole = kv_format_whole(formats.k);
-        start = min_size(options_start(o->quantized_kv_start, &formats), tokens) / TILE_TOKENS + 1;
+        start = min_size(options_start(o->quantized_kv_start, &formats), tokens);
     }
     const uint64_t units = CACHE_GROUPS_MAX * (uint64_t)PAGE_ADDR_UNIT, /* each page rounds up */
         exact_page = TILE_TOKENS * exact + units;
     return pages * (TILE_TOKENS * bytes + units) +
-           ((whole ? SHADOWS + tail : 0) + start) * exact_page +
+           ((whole ? SHADOWS + tail : 0) + round_up(start, TILE_TOKENS) / TILE_TOKENS) *
+               exact_page +
            2 * model_state_bytes(model->model);
 }
 

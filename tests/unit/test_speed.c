@@ -170,7 +170,8 @@ static void test_extend(void **state) {
     kvasir_model_close(m);
 }
 
-#define LLAMA SHARED_DIR "/fixtures/tiny/llama" /* its heads are large enough for tiles */
+#define LLAMA   SHARED_DIR "/fixtures/tiny/llama"  /* its heads are large enough for tiles */
+#define WINDOWS SHARED_DIR "/fixtures/tiny/gemma3" /* of 48 tokens */
 
 /* Pages of an exact start are copied to its pages only, and others to the others; work and bytes
  * count them as what they are. */
@@ -197,7 +198,8 @@ static void test_extend_a_start(void **state) {
     need(kvasir_seq_create(c[1], &longer, &err));
     need(kvasir_seq_eval(seed, ids, 64, NULL, &err));
     assert_int_equal(lab_extend(longer, seed, 65, &err), KVASIR_ERR_ARGUMENT);
-    assert_non_null(strstr(err.text, "no page after its exact start"));
+    assert_string_equal(err.field, "context.quantized_kv_start");
+    assert_non_null(strstr(err.text, "must be at most 0"));
     need(kvasir_seq_eval(seed, ids + 64, 128, NULL, &err));
     need(lab_extend(longer, seed, 384, &err));
     same_values(longer, 16, seed, 16);
@@ -248,12 +250,45 @@ static void test_ceiling(void **state) {
     lab_ceiling_destroy(NULL);
 }
 
+/* Layers with a window have dropped the pages of the exact start that are copied first. */
+static void test_extend_past_a_window(void **state) {
+    (void)state;
+    kvasir_model *m;
+    kvasir_context_options o = kvasir_context_defaults();
+    kvasir_context *c;
+    kvasir_seq *seed, *longer;
+    int32_t ids[192];
+    if (access(WINDOWS "/config.json", R_OK) != 0)
+        skip();
+    need(kvasir_model_open(WINDOWS, &m, &err));
+    for (int i = 0; i < 192; i++)
+        ids[i] = i * 5 % 8;
+    o.kv_bits = "8,4";
+    o.ctx = 512;
+    o.threads = 1;
+    o.quantized_kv_start = 100;
+    need(kvasir_context_create(m, &o, &c, &err));
+    need(kvasir_seq_create(c, &seed, &err));
+    need(kvasir_seq_create(c, &longer, &err));
+    need(kvasir_seq_eval(seed, ids, 192, NULL, &err));
+    need(lab_extend(longer, seed, 384, &err));
+    need(kvasir_seq_eval(longer, ids, 5, NULL, &err));
+    assert_int_equal(kvasir_seq_length(longer), 389);
+    kvasir_seq_destroy(seed);
+    kvasir_seq_destroy(longer);
+    kvasir_context_destroy(c);
+    kvasir_model_close(m);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_median),   cmocka_unit_test(test_slope),
-        cmocka_unit_test(test_roofline), cmocka_unit_test(test_work),
-        cmocka_unit_test(test_extend),   cmocka_unit_test(test_extend_a_start),
-        cmocka_unit_test(test_ceiling)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_median),
+                                       cmocka_unit_test(test_slope),
+                                       cmocka_unit_test(test_roofline),
+                                       cmocka_unit_test(test_work),
+                                       cmocka_unit_test(test_extend),
+                                       cmocka_unit_test(test_extend_a_start),
+                                       cmocka_unit_test(test_extend_past_a_window),
+                                       cmocka_unit_test(test_ceiling)};
     temp_folder_make(&folder);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     temp_folder_remove(&folder);
