@@ -43,7 +43,7 @@ struct warm {
     struct warm_prompt *prompts; /* [figures.prompts] */
     size_t cap;
     uint64_t page_bytes;
-    uint64_t start_bytes; /* what the exact start takes more than such pages */
+    uint64_t start_tokens, start_more; /* of the exact start; bytes a token more than in pages */
     pthread_t thread;
     bool runs;
     int64_t told_us;  /* of the last line in the log */
@@ -173,7 +173,9 @@ kvasir_status warm_create(struct server *s, struct warm **out, kvasir_error *err
     w->server = s;
     w->page_bytes = info.kv_bytes_per_token * PAGE_TOKENS;
     kvasir_engine_get_plan(s->one->engine, &plan);
-    w->start_bytes = plan.start_bytes - plan.start_bytes_quantized;
+    w->start_tokens = plan.start_tokens;
+    if (plan.start_bytes > plan.start_bytes_quantized)
+        w->start_more = (plan.start_bytes - plan.start_bytes_quantized) / plan.start_tokens;
     const kvasir_status status = read_file(w, err);
     if (status == KVASIR_OK)
         *out = w;
@@ -202,15 +204,21 @@ static size_t shared_tokens(const struct warm *w, const struct warm_prompt *p) {
     return most;
 }
 
-/* WARM-2. A page more for the prompt's end, one for tables. */
+/* What a prompt takes if so many of its tokens are stored. A page more for its end, one for tables.
+ */
+static uint64_t needed_bytes(const struct warm *w, const struct warm_prompt *p, uint64_t stored) {
+    const uint64_t exact = min_size(round_up(p->n, PAGE_TOKENS), w->start_tokens);
+    return ((p->n - stored) / PAGE_TOKENS + 2) * w->page_bytes +
+           (exact > stored ? exact - stored : 0) * w->start_more;
+}
+
+/* WARM-2. */
 static bool has_room(const struct warm *w, const struct warm_prompt *p) {
     kvasir_engine_stats stats;
     kvasir_engine_get_stats(w->server->one->engine, &stats);
-    const uint64_t used = stats.used_bytes + w->start_bytes,
-                   room = stats.budget_bytes > used ? stats.budget_bytes - used : 0;
-    if ((p->n / PAGE_TOKENS + 2) * w->page_bytes <= room)
-        return true;
-    return ((p->n - shared_tokens(w, p)) / PAGE_TOKENS + 2) * w->page_bytes <= room;
+    const uint64_t room =
+        stats.budget_bytes > stats.used_bytes ? stats.budget_bytes - stats.used_bytes : 0;
+    return needed_bytes(w, p, 0) <= room || needed_bytes(w, p, shared_tokens(w, p)) <= room;
 }
 
 static uint64_t evicted(const struct warm *w) {
