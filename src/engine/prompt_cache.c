@@ -182,6 +182,11 @@ static kvasir_status match_layers(struct kvasir_prompt_cache *p, kvasir_error *e
         TRY(take_start(p, i, e, err));
     }
     ASSERT(at == owners);
+    /* A cache with an exact start has it in all groups, as f16. */
+    for (uint32_t g = 0; p->start && g < p->n_groups; g++)
+        if (kv_format_exact(p->shapes[g].k) &&
+            (p->shapes[g].k.scalar != SCALAR_F16 || p->shapes[g].v.scalar != SCALAR_F16))
+            p->mixed = true;
     return p->offset ? KVASIR_OK
                      : fail(err, KVASIR_ERR_UNSUPPORTED,
                             "a file without attention layers does not say how many tokens it has");

@@ -405,6 +405,42 @@ static void test_starts_that_lie(void **state) {
     kvasir_model_close(m);
 }
 
+/* A cache with an exact start has one in all layer groups, as f16: not in one that is bf16. */
+static void test_start_beside_bf16(void **state) {
+    (void)state;
+    kvasir_model *m = open_model("gemma3");
+    kvasir_context_options o = started("8,4", 64), like = options_of(8, "auto");
+    struct prompt_file a, b;
+    struct prompt_entry own[8];
+    kvasir_prompt_cache *file;
+    kvasir_context *c;
+    kvasir_seq *s;
+    save_started(m, &o, 100, "a.safetensors");
+    need(prompt_file_open(folder.file, &a, &err));
+    o = started("bf16", 0);
+    save_started(m, &o, 100, "b.safetensors");
+    need(prompt_file_open(folder.file, &b, &err));
+    assert_true(a.n_entries <= 8);
+    memcpy(own, a.entries, a.n_entries * sizeof *own);
+    for (uint32_t i = 0; i < a.n_entries; i++)
+        if (b.entries[i].class == PROMPT_KV)
+            a.entries[i] = b.entries[i];
+    write_lie(&a, true, "beside.safetensors");
+    memcpy(a.entries, own, a.n_entries * sizeof *own);
+    prompt_file_close(&a);
+    prompt_file_close(&b);
+    need(kvasir_prompt_cache_open(m, temp_file(&folder, "beside.safetensors"), &file, &err));
+    like.like = file;
+    need(kvasir_context_create(m, &like, &c, &err));
+    assert_int_equal(kvasir_seq_load(c, file, false, &s, &err), KVASIR_ERR_ARGUMENT);
+    assert_string_equal(err.field, "load.convert");
+    need(kvasir_seq_load(c, file, true, &s, &err));
+    kvasir_seq_destroy(s);
+    kvasir_context_destroy(c);
+    kvasir_prompt_cache_close(file);
+    kvasir_model_close(m);
+}
+
 /* ---- how a file was computed ----------------------------------------------------------------- */
 
 /* Saves a prompt, begun with the file `from` (NULL: with nothing), to `to`. */
@@ -483,6 +519,7 @@ int main(void) {
         cmocka_unit_test(test_other_starts),
         cmocka_unit_test(test_start_of_tiles),
         cmocka_unit_test(test_starts_that_lie),
+        cmocka_unit_test(test_start_beside_bf16),
         cmocka_unit_test(test_files_say_how_they_were_computed),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
