@@ -445,14 +445,16 @@ void kv_cache_destroy(struct kv_cache *c) {
 
 void kv_cache_keep_ready(struct kv_cache *c, uint32_t sequences, uint64_t load_bytes) {
     enum { BUDGET_PART = 16, LOADS_PART = 2 };
-    uint64_t each = c->state_page_bytes;
+    uint64_t loaded = c->state_page_bytes, each = loaded; /* a record's page; a sequence's */
     const bool start = c->rule.start_pages > 0;
-    for (uint32_t g = 0; g < c->n_groups; g++)
+    for (uint32_t g = 0; g < c->n_groups; g++) {
+        loaded += c->layouts[g][LAYOUT_OWN].page_bytes;
         each += c->layouts[g][LAYOUT_OWN].page_bytes + shadows_most_bytes(c, g, 1, 1) / 2 +
                 (start ? c->layouts[g][LAYOUT_START].page_bytes : 0);
+    }
     const uint64_t budget = c->options.budget_bytes,
                    pages = min_size(sequences, budget / BUDGET_PART / each),
-                   loads = min_size(load_bytes, budget / LOADS_PART) / each,
+                   loads = min_size(load_bytes, budget / LOADS_PART) / loaded,
                    at_rest = max_size(pages, loads);
     for (uint32_t g = 0; g < c->n_groups; g++) {
         const uint32_t shadow = cache_shadow_of(c, g, LAYOUT_OWN);
