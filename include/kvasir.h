@@ -145,7 +145,7 @@ typedef struct kvasir_context_options {
      * file next to the model, else off), "bias", "off", or a file of `kvasir calibrate`. */
     const char *key_centre;
     /* The first N tokens, rounded up to pages of 64, stay f16. KVASIR_START_BY_FORMAT: 64 if keys
-     * are tiles ("t4") or may become ones ("auto"), else 0. */
+     * are tiles ("t4") or may become ones ("auto" whose floor is one), else 0. */
     uint32_t quantized_kv_start;
     uint32_t max_kv_size; /* > 0: a query sees the first kv_keep and the newest N - kv_keep */
     uint32_t kv_keep;     /* < max_kv_size */
@@ -328,11 +328,11 @@ KVASIR_API void kvasir_prompt_cache_get_info(const kvasir_prompt_cache *cache,
                                              kvasir_prompt_cache_info *info);
 /* A new sequence with the file's tokens and its bytes unchanged; in a context of other formats or
  * another exact start only with `convert`. A file that says its keys were rotated by another rope
- * is refused. Tokens are -1 if it lacks them. Recurrent layers: its end is kept as a snapshot. */
+ * is refused. Tokens that a file lacks are -1. Recurrent layers: a snapshot is kept at its end. */
 KVASIR_API kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *cache,
                                          bool convert, kvasir_seq **out, kvasir_error *err);
-/* Writes a file of mlx-lm's form: of 0.32 if that can store the cache (K and V alike, not quantized
- * and bounded, no exact start), else, or with `legacy`, of 0.31, with classes of mlx-lm #1074, or
+/* Writes a file of mlx-lm's form 0.32 if that can store the cache: K and V alike, not quantized and
+ * bounded, no exact start. Otherwise, or with `legacy`, of 0.31, with classes of mlx-lm #1074, or
  * ours for an exact start. "r8,4", "t4" and the like become f16. Replaces an existing file. */
 KVASIR_API kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool legacy,
                                          kvasir_error *err);

@@ -60,7 +60,8 @@ static const struct command COMMAND = {
         "kvasir generate --prompt-cache FILE continues from the file. So does mlx_lm.generate\n"
         "--prompt-cache-file if nothing is quantized, or if K and V have the same format, no\n"
         "layer is bounded (by a sliding window or --max-kv-size) and there is no exact start\n"
-        "(--quantized-kv-start). Formats \"r...\" and \"t...\" are written as f16.\n"
+        "(--quantized-kv-start). Formats \"r...\" and \"t...\" are written as f16, with an exact\n"
+        "start or without, and count as not quantized.\n"
         "Files hold keys that are not centred: --key-centre may only be auto or off (both mean\n"
         "off). K and V must both be quantized, or neither.",
 };

@@ -495,7 +495,7 @@ static bool legacy_only(const struct prompt_entry *e) {
         return false;
     }
     if (e->class != PROMPT_QUANTIZED)
-        return e->class == PROMPT_QUANTIZED_ROTATING || prompt_class_is_started(e->class);
+        return prompt_class_is_legacy(e->class);
     struct kv_format k = e->kv.sides[0].format, v = e->kv.sides[1].format;
     return k.bits != v.bits || k.group != v.group;
 }

@@ -148,6 +148,10 @@ static inline bool prompt_class_is_kv(enum prompt_class class) {
 static inline bool prompt_class_is_started(enum prompt_class class) {
     return class == PROMPT_STARTED || class == PROMPT_STARTED_ROTATING;
 }
+/* Only in files of the legacy form. */
+static inline bool prompt_class_is_legacy(enum prompt_class class) {
+    return class == PROMPT_QUANTIZED_ROTATING || prompt_class_is_started(class);
+}
 static inline bool prompt_class_is_affine(enum prompt_class class) {
     return class == PROMPT_QUANTIZED || class == PROMPT_QUANTIZED_ROTATING ||
            prompt_class_is_started(class);

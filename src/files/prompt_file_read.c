@@ -320,17 +320,17 @@ static kvasir_status class_of(struct reader *r, const char *where, const char *t
     for (int i = PROMPT_KV; i <= PROMPT_LIST; i++)
         if (strcmp(text, prompt_class_name((enum prompt_class)i)) == 0) {
             *class = (enum prompt_class)i;
-            if (r->form == PROMPT_FORM_LEGACY ||
-                (*class != PROMPT_QUANTIZED_ROTATING && !prompt_class_is_started(*class)))
+            if (r->form == PROMPT_FORM_LEGACY || !prompt_class_is_legacy(*class))
                 return KVASIR_OK;
         }
     return fail(r->err, KVASIR_ERR_UNSUPPORTED,
                 "%s: class %.60s is not supported; those of this form are KVCache, "
                 "QuantizedKVCache, RotatingKVCache, %sArraysCache, CacheList",
                 where, text,
-                r->form == PROMPT_FORM_LEGACY ? "QuantizedRotatingKVCache, these with ExactStart "
-                                                "before Quantized, "
-                                              : "");
+                r->form == PROMPT_FORM_LEGACY
+                    ? "QuantizedRotatingKVCache, ExactStartQuantizedKVCache, "
+                      "ExactStartQuantizedRotatingKVCache, "
+                    : "");
 }
 
 static kvasir_status push_entry(struct reader *r, struct prompt_entry **list, uint32_t *n,

@@ -13,10 +13,10 @@
 //
 // If that makes at most half as many blocks as the device has SMs, a super-run is divided among 2,
 // 4 or 8 of them (gridDim.z): their runs go to part_out one by one, and the last block merges all.
-// Of the runs of a block only one may have begun: of 8 blocks each, of a row of up to 256 tokens
-// any. If its chunks and scores fit into shared memory together, four warps compute the scores of
-// its four tiles at the same time; then each warp goes over the maxima of all tiles and computes
-// the outputs of a quarter of the dims (of 64 dims two warps compute half each).
+// Of the runs of some blocks only one has begun: of each of 8 that share a super-run, and of one at
+// a row's end. If its chunks and scores fit into shared memory together, four warps compute the
+// scores of its four tiles at the same time; then each warp goes over the maxima of all tiles and
+// computes the outputs of a quarter of the dims (of 64 dims two warps compute half each).
 //
 // The first loads are started before the queries are packed. cols.cuh has what a warp does with a
 // tile. The kernel is compiled for each of the common formats, and once for all of them with a

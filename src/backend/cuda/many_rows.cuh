@@ -4,7 +4,8 @@
 //
 //     a warp group  64 outputs x N rows, the tile of 16 outputs of each of its warps
 //     a block       WM warp groups of the same rows, and WM warps that copy: a copy takes a warp
-//                   some 100 ns, whatever its size
+//                   some 100 ns, whatever its size (two more wait for nothing where N is 64 and
+//                   WM is 2: many_threads)
 //     a stage       128 inputs of the block's outputs and rows in shared memory: a ring of them,
 //                   each with a barrier for its bytes and one for the warps that have used it
 //     gated         a block has as many outputs of each of two matrices, which it multiplies
@@ -184,8 +185,8 @@ template <int N, class Fn> __device__ __forceinline__ void each_sum(uint32_t til
 
 // ---- the ring --------------------------------------------------------------------------------
 
-// The stages of the runs split, split + splits, ... in turn, which both sides go through: the warp
-// that copies and those that multiply.
+// The stages of the runs split, split + splits, ... in turn, which both sides go through: the warps
+// that copy and those that multiply.
 template <class F, int N, int WM> struct many_ring {
     using Stage = many_stage<F, N, WM>;
     static constexpr uint32_t WARPS = 4 * WM; // that multiply
