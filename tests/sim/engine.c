@@ -695,8 +695,8 @@ static void make_world(struct world *w) {
         o->max_kv_size = o->kv_keep + 1 + random_below(300);
     }
     o->kv_group_size = random_below(2) ? "32" : NULL;
-    o->quantized_kv_start =
-        random_below(4) ? KVASIR_START_BY_FORMAT * (uint32_t)random_below(2) : random_below(193);
+    const uint32_t start = random_below(4);
+    o->quantized_kv_start = start ? start > 1 ? KVASIR_START_BY_FORMAT : 0 : random_below(193);
     o->act_bits = random_below(2) ? 8 : 16;
     o->cpu_tier = w->length == LENGTH ? sim_tier_draw(random_below) : "auto"; /* ref is slow */
     o->ctx = LENGTH_MAX;

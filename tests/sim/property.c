@@ -543,9 +543,8 @@ static void run_program(struct program *p) {
         o->max_kv_size = o->kv_keep + 1 + random_below(300);
     }
     o->kv_group_size = random_below(2) ? "32" : NULL;
-    o->quantized_kv_start = random_below(3)   ? 0
-                            : random_below(3) ? random_below(200)
-                                              : KVASIR_START_BY_FORMAT;
+    const uint32_t start = random_below(3);
+    o->quantized_kv_start = start ? start > 1 ? KVASIR_START_BY_FORMAT : 0 : random_below(200);
     o->snapshot_tokens = random_below(2) ? 0 : 1 + random_below(150);
     o->act_bits = random_below(2) ? 8 : 16;
     o->cpu_tier =
