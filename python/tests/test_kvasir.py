@@ -95,22 +95,6 @@ class Caches(Base):
                 context.load(Path(folder) / "none")
             self.assertIn("No such file", str(caught.exception))
 
-    def test_files_with_a_start(self) -> None:
-        def context(start: int) -> kvasir.Context:
-            return self.model.context(kv_bits=BITS, key_centre="off", quantized_kv_start=start,
-                                      ctx=512, threads=1)
-        ids = (list(self.ids) * 100)[:150]
-        with tempfile.TemporaryDirectory() as folder, context(64) as one, context(0) as other:
-            path = Path(folder) / "a.safetensors"
-            a = one.sequence()
-            a.eval(ids, logits=None)
-            a.save(path)
-            b = one.load(path)
-            np.testing.assert_array_equal(b.eval(ids[:3]), a.eval(ids[:3]))
-            with self.assertRaises(kvasir.Error) as caught:
-                other.load(path)
-            self.assertEqual(caught.exception.field, "context.quantized_kv_start")
-
     def test_calibrations(self) -> None:
         """Formats without bases measure nothing."""
         with tempfile.TemporaryDirectory() as folder:
