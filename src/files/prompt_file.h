@@ -178,7 +178,7 @@ uint32_t prompt_start_rows(const struct prompt_kv *kv);
 
 /* ---- rows of a file's tensors ---------------------------------------------------------------- */
 
-/* A row of an affine side, counted behind those of an exact start: codes [dim], one per byte,
+/* A row of an affine side, counted after those of an exact start: codes [dim], one per byte,
  * scales and biases [dim/group], as tile_put_row takes them; exact. The reverse is affine_pack_row
  * and scalar_store. */
 void prompt_side_get_row(const struct prompt_side *side, uint32_t head, uint32_t row,
