@@ -100,6 +100,18 @@ def test_markdown(b):
     b.js("navigator.clipboard.writeText = async text => { window.copied = text; }")
     press(b, BODY, "Copy code")
     b.check("copied.startsWith('def half')")
+    # where the destination of a link ends, and what is none
+    for text, link in (("[a](http://b.c/d_(e)_f)", "http://b.c/d_(e)_f"),
+                       ("[a](http://b.c/\\(d)", "http://b.c/(d"),
+                       ("[a](http://b.c/)e)", "http://b.c/"),
+                       ("[a](<http://b.c/(d>)", "http://b.c/(d"),
+                       ("[a](<http://b.c/\\<d\\>>)", "http://b.c/%3Cd%3E"),
+                       ("[a](<http://b.c/<d>)", None), ("[a](<http://b.c/d)", None),
+                       ("[a](x" + "(" * 32 + ")" * 32 + ")", "x" + "(" * 32 + ")" * 32),
+                       ("[a](x" + "(" * 33 + ")" * 33 + ")", None)):
+        b.js(f"(window.made = make('div'), fill(made, {json.dumps(text)}))")
+        b.check("(made.querySelector('a')?.innerText === 'a' ? made.querySelector('a')"
+                f".getAttribute('href') : null) === {json.dumps(link)}")
     # what did not change stays the same elements, so that a selection survives the next words
     b.js("(window.first = " + BODY + ".firstElementChild, chat.messages.at(-1).content += '.', "
          "fill(" + BODY + ", chat.messages.at(-1).content))")
@@ -141,7 +153,7 @@ def test_hostile(b):
     b.js("document.querySelector('#list li.on').querySelector('[aria-label^=Delete]').click()")
     b.js("$('notice').hidden = true")
     lines = ("'*a_ '", "'['", "'![a]('", "'\\\\('", "'`'", "'**a **a* '", "'http://a.b.'", "'|a'",
-             "'> '", "'\\\\frac{'", "'~~a'")
+             "'> '", "'\\\\frac{'", "'~~a'", "'[a](<'", "'[a](b'")
     for line in lines:
         for text in (f"{line}.repeat(19000).slice(0, 19900)",
                      f"({line}.repeat(40).slice(0, 500) + '\\n').repeat(200)",

@@ -48,6 +48,24 @@ function remembering(render) {
 }
 const coloredOnce = remembering(colored), mathOnce = remembering(math);
 
+/* Where no link's destination can end: in CommonMark one in <> has no other "<", and a reader may
+   limit how deep parentheses nest. markdown-it before 12.3 reads on to the end of the text instead,
+   for each "](": quadratic time. */
+const destination = markdown.helpers.parseLinkDestination;
+markdown.helpers.parseLinkDestination = (text, at, end) => {
+  const angle = text[at] === "<";
+  let open = 0;
+  for (let i = at + 1; i < end && open >= 0 && open <= 32 && (angle || text[i] > " "); i++) {
+    if (text[i] === "\\")
+      i++;
+    else if (angle)
+      open += text[i] === "<" ? 33 : text[i] === ">" ? -1 : 0;
+    else
+      open += text[i] === "(" ? 1 : text[i] === ")" ? -1 : 0;
+  }
+  return open > 32 ? { ok: false, pos: 0, lines: 0, str: "" } : destination(text, at, end);
+};
+
 /* ---- math: \( \), \[ \], $ $ and $$ $$ ------------------------------------------------------ */
 
 const CLOSES = { "\\(": "\\)", "\\[": "\\]", "$$": "$$" };
