@@ -101,15 +101,26 @@ static size_t exact_index(const struct tile_layout *l, uint32_t token, uint32_t 
     return locate(l, 8, token, dim, &bit);
 }
 
+/* How many codes of a token from `dim` on, at most n, begin at the same bit of their bytes; *step:
+ * from one's byte to the next's. */
+static uint32_t aligned_codes(const struct tile_layout *l, uint32_t dim, uint32_t n, size_t *step) {
+    *step = l->kind == TILE_K ? 1 : 4;
+    return l->kind == TILE_K ? min_u32(n, 4 - dim % 4) : n;
+}
+
+/* Stores to bytes may change *l as far as a compiler knows: what loops need is copied first. */
 static void put_codes(const struct tile_layout *l, void *tile, uint32_t token, uint32_t dim,
                       uint32_t n, const uint8_t *codes) {
     for (unsigned i = 0; i < l->plane_count; i++) {
-        unsigned bits = l->plane_bits[i], mask = (1u << bits) - 1;
+        const unsigned bits = l->plane_bits[i], mask = (1u << bits) - 1, shift = l->plane_shift[i];
         uint8_t *plane = (uint8_t *)tile + l->plane_offset[i];
-        for (uint32_t j = 0; j < n; j++) {
-            unsigned part = codes[j] >> l->plane_shift[i] & mask, bit;
-            size_t at = locate(l, bits, token, dim + j, &bit);
-            plane[at] = (uint8_t)((plane[at] & ~(mask << bit)) | part << bit);
+        for (uint32_t j = 0, end; j < n; j = end) {
+            unsigned bit;
+            size_t step, at = locate(l, bits, token, dim + j, &bit);
+            end = j + aligned_codes(l, dim + j, n - j, &step);
+            for (uint32_t e = j; e < end; e++, at += step)
+                plane[at] =
+                    (uint8_t)((plane[at] & ~(mask << bit)) | (codes[e] >> shift & mask) << bit);
         }
     }
 }
@@ -118,12 +129,14 @@ static void get_codes(const struct tile_layout *l, const void *tile, uint32_t to
                       uint32_t n, uint8_t *codes) {
     memset(codes, 0, n);
     for (unsigned i = 0; i < l->plane_count; i++) {
-        unsigned bits = l->plane_bits[i], mask = (1u << bits) - 1;
+        const unsigned bits = l->plane_bits[i], mask = (1u << bits) - 1, shift = l->plane_shift[i];
         const uint8_t *plane = (const uint8_t *)tile + l->plane_offset[i];
-        for (uint32_t j = 0; j < n; j++) {
+        for (uint32_t j = 0, end; j < n; j = end) {
             unsigned bit;
-            size_t at = locate(l, bits, token, dim + j, &bit);
-            codes[j] = (uint8_t)(codes[j] | (plane[at] >> bit & mask) << l->plane_shift[i]);
+            size_t step, at = locate(l, bits, token, dim + j, &bit);
+            end = j + aligned_codes(l, dim + j, n - j, &step);
+            for (uint32_t e = j; e < end; e++, at += step)
+                codes[e] = (uint8_t)(codes[e] | (plane[at] >> bit & mask) << shift);
         }
     }
 }
@@ -215,17 +228,21 @@ void tile_drop_bit(const struct tile_layout *from, const void *in, const struct 
 }
 
 void tile_decode_row(const struct tile_layout *l, const void *tile, uint32_t token, float *x) {
-    for (uint32_t i = 0; i < l->head_dim; i++) {
-        uint8_t code;
-        float scale, bias;
-        if (kv_format_exact(l->format)) {
+    if (kv_format_exact(l->format)) {
+        for (uint32_t i = 0; i < l->head_dim; i++)
             x[i] = scalar_load(l->format.scalar, tile, exact_index(l, token, i));
-            continue;
+        return;
+    }
+    const uint32_t some = l->group ? min_u32(l->group, GROUP_MAX) : 1; /* dims with one scale */
+    for (uint32_t dim = 0; dim < l->head_dim; dim += some) {
+        uint8_t codes[GROUP_MAX];
+        float scale, bias;
+        get_codes(l, tile, token, dim, some, codes);
+        get_scale(l, tile, scale_index(l, token, dim), &scale, &bias);
+        for (uint32_t i = 0; i < some; i++) {
+            const float product = scale * (float)codes[i];
+            x[dim + i] = product + bias;
         }
-        get_codes(l, tile, token, i, 1, &code);
-        get_scale(l, tile, scale_index(l, token, i), &scale, &bias);
-        float product = scale * (float)code;
-        x[i] = product + bias;
     }
 }
 
