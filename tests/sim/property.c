@@ -547,8 +547,9 @@ static void run_program(struct program *p) {
     o->quantized_kv_start = start ? start > 1 ? KVASIR_START_BY_FORMAT : 0 : random_below(200);
     o->snapshot_tokens = random_below(2) ? 0 : 1 + random_below(150);
     o->act_bits = random_below(2) ? 8 : 16;
-    o->cpu_tier =
-        p->length < LENGTH_MAX ? sim_tier_draw(random_below) : "auto"; /* ref would take minutes */
+    o->cpu_tier = p->length < LENGTH_MAX ? sim_tier_draw(random_below) : "auto";
+    if (p->length > LENGTH && strcmp(o->cpu_tier, "ref") == 0)
+        o->cpu_tier = "auto"; /* ref would take half a minute */
     o->ctx = LENGTH_MAX;
     o->cache_bytes = 256 << 20;
     run_reference(p);
