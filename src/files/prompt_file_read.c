@@ -59,7 +59,7 @@ static kvasir_status take_scalar(struct reader *r, const struct prompt_scope *s,
 
 /* ---- meta_state of legacy files -------------------------------------------------------------- */
 
-enum { METAS_MAX = 9 };
+enum { METAS_MAX = 9, RING_NUMBERS = 4 }; /* keep, max_size, offset, idx */
 
 struct metas {
     const char *key; /* without the number */
@@ -159,28 +159,31 @@ static kvasir_status quantized_metas(struct reader *r, const struct metas *m,
     return set_format(r, m->key, &kv->sides[1].format, group, value_bits);
 }
 
+static kvasir_status ring_numbers(struct reader *r, const struct metas *m, struct prompt_kv *kv) {
+    uint32_t *const fields[] = {&kv->keep, &kv->max_size, &kv->offset, &kv->idx};
+    for (unsigned i = 0; i < RING_NUMBERS; i++)
+        TRY(meta_number(r, m, i, fields[i]));
+    return KVASIR_OK;
+}
+
 /* And d, e. */
 static kvasir_status ring_metas(struct reader *r, const struct metas *m, enum prompt_class class,
                                 struct prompt_kv *kv) {
-    uint32_t *const fields[] = {&kv->keep, &kv->max_size, &kv->offset, &kv->idx};
-    bool affine = prompt_class_is_affine(class);
-    if (m->n != 4 && !(m->n == 8 && affine))
+    const bool formats = m->n == RING_NUMBERS + 4 && prompt_class_is_affine(class);
+    if (m->n != RING_NUMBERS && !formats)
         return metas_miscounted(r, m, prompt_class_name(class));
-    for (unsigned i = 0; i < 4; i++)
-        TRY(meta_number(r, m, i, fields[i]));
-    return m->n == 8 ? meta_formats(r, m, 4, kv) : KVASIR_OK;
+    TRY(ring_numbers(r, m, kv));
+    return formats ? meta_formats(r, m, RING_NUMBERS, kv) : KVASIR_OK;
 }
 
 /* And f, g. */
 static kvasir_status started_metas(struct reader *r, const struct metas *m, enum prompt_class class,
                                    struct prompt_kv *kv) {
     const bool ring = prompt_class_is_ring(class);
-    uint32_t *const fields[] = {&kv->keep, &kv->max_size, &kv->offset, &kv->idx};
-    const unsigned n = ring ? 4 : 1; /* before the formats */
+    const unsigned n = ring ? RING_NUMBERS : 1; /* before the formats */
     if (m->n != n + 5)
         return metas_miscounted(r, m, prompt_class_name(class));
-    for (unsigned i = 0; i < n; i++)
-        TRY(meta_number(r, m, i, ring ? fields[i] : &kv->offset));
+    TRY(ring ? ring_numbers(r, m, kv) : meta_number(r, m, 0, &kv->offset));
     TRY(meta_formats(r, m, n, kv));
     return meta_number(r, m, n + 4, &kv->start);
 }
