@@ -41,7 +41,7 @@ struct page_uses {
     uint32_t *uses;   /* [first[n_requests]] page numbers */
     uint32_t *first;  /* [n_requests + 1] index of a request's first use */
     uint32_t *own;    /* [n_requests] pages after those, which no other request uses */
-    uint64_t unlimited;
+    uint64_t unlimited, first_pages;
 };
 
 static kvasir_status out_of_memory(kvasir_error *err) {
@@ -116,6 +116,7 @@ static uint32_t *number_pages(struct page_uses *u, struct chain_tree *c, const u
             if (i == node->filled) {
                 node->filled++;
                 u->unlimited++;
+                u->first_pages += begin + i == 0;
             }
         }
         from = e->node + 1;
@@ -153,6 +154,7 @@ kvasir_status page_uses_create(const struct trace *t, uint32_t page_tokens, stru
         uint64_t all = ((uint64_t)r->prompt + r->output + page_tokens - 1) / page_tokens;
         u->own[i] = (uint32_t)(all - r->prompt / page_tokens);
         u->unlimited += u->own[i];
+        u->first_pages += r->prompt < page_tokens && all > 0;
     }
     ASSERT(status != KVASIR_OK || (end == u->uses + n && c.n_nodes <= t->n_blocks));
     if (status == KVASIR_OK)
@@ -177,6 +179,10 @@ void page_uses_destroy(struct page_uses *u) {
 
 uint64_t page_uses_unlimited(const struct page_uses *u) {
     return u->unlimited;
+}
+
+uint64_t page_uses_first_pages(const struct page_uses *u) {
+    return u->first_pages;
 }
 
 /* ---- Belady's -------------------------------------------------------------------------------- */

@@ -23,6 +23,7 @@ void page_uses_destroy(struct page_uses *u);
 /* Pages in an unlimited cache at the end, outputs included. Capacities are given as shares of
  * this. */
 uint64_t page_uses_unlimited(const struct page_uses *u);
+uint64_t page_uses_first_pages(const struct page_uses *u); /* of those, that begin at token 0 */
 /* Prompt tokens that hit in a cache of so many pages. */
 kvasir_status belady_hits(const struct page_uses *u, uint64_t capacity_pages, uint64_t *hit_tokens,
                           kvasir_error *err) MUST_CHECK;

@@ -39,6 +39,7 @@ struct replay {
     struct trace trace;
     struct sim_model model;
     struct kv_cache_options cache_options;
+    uint64_t page_bytes[SIM_GROUPS_MAX]; /* of a new page after the exact start */
     struct page_uses *uses;
     struct sim_cost cost;
     struct backend *backend;
@@ -126,46 +127,53 @@ static kvasir_status find_policy(const char *name, enum policy *out, kvasir_erro
                       "\"%.40s\" is none of shortest, equal, fcfs", name);
 }
 
-/* Bytes of a full page of each layer group after the exact start: a new one, or one at the ladder's
- * floor. They are what the third of three pages adds: one is open, and may have a shadow. */
-static kvasir_status page_bytes(const struct replay *r, bool at_floor,
-                                uint64_t bytes[SIM_GROUPS_MAX], kvasir_error *err) {
-    struct kv_cache_options o = r->cache_options;
-    o.quantized_start = 0;
-    if (!at_floor)
-        o.n_rungs = 0;
-    for (uint32_t g = 0; g < r->model.n_groups; g++) {
-        struct kv_shape shape = r->model.groups[g];
-        uint64_t two, three;
-        shape.window = 0;
-        kvasir_status status =
-            kv_cache_plan_bytes(&shape, 1, &o, 2 * TILE_TOKENS, TILE_TOKENS, &two, err);
-        if (status == KVASIR_OK)
-            status = kv_cache_plan_bytes(&shape, 1, &o, 3 * TILE_TOKENS, TILE_TOKENS, &three, err);
-        TRY(fail_of_field(status, err, "simulate.kv_group_size"));
-        bytes[g] = three - two;
-    }
+/* Bytes of a full page of a layer group. They are what the third of three pages adds: one is open,
+ * and may have a shadow. */
+static kvasir_status page_bytes(const struct replay *r, uint32_t group,
+                                const struct kv_cache_options *o, uint64_t *bytes,
+                                kvasir_error *err) {
+    struct kv_shape shape = r->model.groups[group];
+    uint64_t two, three;
+    shape.window = 0;
+    kvasir_status status =
+        kv_cache_plan_bytes(&shape, 1, o, 2 * TILE_TOKENS, TILE_TOKENS, &two, err);
+    if (status == KVASIR_OK)
+        status = kv_cache_plan_bytes(&shape, 1, o, 3 * TILE_TOKENS, TILE_TOKENS, &three, err);
+    TRY(fail_of_field(status, err, "simulate.kv_group_size"));
+    *bytes = three - two;
     return KVASIR_OK;
 }
 
 static kvasir_status settle_budget(struct replay *r, lab_simulation *out, kvasir_error *err) {
-    uint64_t bytes[SIM_GROUPS_MAX], floor_bytes[SIM_GROUPS_MAX], least = 0;
+    /* A page of the exact start; one that is new; one at the ladder's floor. */
+    struct kv_cache_options start = r->cache_options, new = r->cache_options,
+                            floor = r->cache_options;
+    uint64_t start_bytes = 0, floor_bytes = 0;
     double token_bytes[SIM_GROUPS_MAX];
-    TRY(page_bytes(r, false, bytes, err));
-    TRY(page_bytes(r, true, floor_bytes, err));
+    start.quantized_start = 3 * TILE_TOKENS;
+    new.quantized_start = floor.quantized_start = 0;
+    new.n_rungs = 0;
     for (uint32_t g = 0; g < r->model.n_groups; g++) {
-        out->page_bytes += bytes[g];
-        least += floor_bytes[g];
-        token_bytes[g] = (double)bytes[g] / TILE_TOKENS;
+        uint64_t at_start, at_floor;
+        TRY(page_bytes(r, g, &start, &at_start, err));
+        TRY(page_bytes(r, g, &new, &r->page_bytes[g], err));
+        TRY(page_bytes(r, g, &floor, &at_floor, err));
+        start_bytes += at_start;
+        floor_bytes += at_floor;
+        out->page_bytes += r->page_bytes[g];
+        token_bytes[g] = (double)r->page_bytes[g] / TILE_TOKENS;
     }
     r->cost = sim_cost_make(&r->model, r->o, token_bytes);
     TRY(page_uses_create(&r->trace, TILE_TOKENS, &r->uses, err));
     out->all_pages = page_uses_unlimited(r->uses);
     out->all_bytes = out->all_pages * out->page_bytes;
+    ASSERT(r->cache_options.quantized_start <= TILE_TOKENS); /* the default */
+    if (r->cache_options.quantized_start)
+        out->all_bytes += page_uses_first_pages(r->uses) * (start_bytes - out->page_bytes);
     r->cache_options.budget_bytes =
         r->o->budget_bytes ? r->o->budget_bytes
                            : (uint64_t)((double)out->all_bytes * r->o->budget_percent / 100);
-    out->budget_pages = r->cache_options.budget_bytes / least;
+    out->budget_pages = r->cache_options.budget_bytes / floor_bytes;
     out->kv_bytes_per_token = out->page_bytes / TILE_TOKENS;
     out->weight_bytes = r->cost.weight_bytes;
     return KVASIR_OK;
@@ -450,12 +458,10 @@ static kvasir_status measure_times(const struct replay *r, lab_simulation *out, 
 
 /* Pages that a store has room for. */
 static uint64_t store_pages(const struct replay *r, uint32_t i) {
-    uint64_t bytes[SIM_GROUPS_MAX], page = 0;
+    uint64_t page = 0;
     struct tier_stats stats;
-    if (page_bytes(r, false, bytes, NULL) != KVASIR_OK)
-        return 0;
     for (uint32_t g = 0; g < r->model.n_groups; g++)
-        page += sim_tier_record_bytes(r->stores[i], bytes[g]);
+        page += sim_tier_record_bytes(r->stores[i], r->page_bytes[g]);
     r->stores[i]->ops->stats(r->stores[i], &stats);
     ASSERT(page > 0);
     return stats.limit_bytes / page;

@@ -237,6 +237,14 @@ static void test_unlimited(void **state) {
     add(&s, "02", 576, 64);   /* one more full page; 1 after it */
     need(page_uses_create(&s.trace, 64, &u, &err));
     assert_int_equal(page_uses_unlimited(u), 10 + 33 + 1 + 1 + 1);
+    assert_int_equal(page_uses_first_pages(u), 1);
+    page_uses_destroy(u);
+    add(&s, "1", 512, 1);
+    add(&s, "2", 63, 1);
+    add(&s, "2", 63, 100); /* a page that no prompt fills is each request's own */
+    need(page_uses_create(&s.trace, 64, &u, &err));
+    assert_int_equal(page_uses_unlimited(u), 46 + (8 + 1) + 1 + 3);
+    assert_int_equal(page_uses_first_pages(u), 1 + 1 + 1 + 1);
     page_uses_destroy(u);
 }
 
