@@ -62,6 +62,11 @@ static const struct setting SETTINGS[] = {
     {"f32", "f32", "auto", 0, 0, ONE_MODEL, ONE_MODEL, NULL},
     {"2,3", "2,3", "auto", 0, 0, ONE_MODEL, ONE_MODEL, NULL},
     {"5,6-g32", "5,6", "auto", 0, 0, ONE_MODEL, ONE_MODEL, "32"},
+    {"r8,4", "r8,4", "off", 0, 0, ONE_MODEL, ONE_MODEL, NULL},
+    {"t4", "t4", "off", 0, 0, ONE_MODEL, ONE_MODEL, NULL},
+    {"t5,3", "t5,3", "off", 0, 0, ONE_MODEL, ONE_MODEL, NULL},
+    {"t3,2", "t3,2", "off", 0, 0, ONE_MODEL, ONE_MODEL, NULL},
+    {"t2,5", "t2,5", "off", 0, 0, ONE_MODEL, ONE_MODEL, NULL},
 };
 enum { N_SETTINGS = sizeof SETTINGS / sizeof *SETTINGS, SETTING_8_4 = 2 };
 static const char THE_MODEL[] = "llama"; /* of ONE_MODEL */
