@@ -224,8 +224,6 @@ ALWAYS_INLINE vf times_power_of_2(vf x, vf n) {
     return x * (vf)((all - half + 127) << 23);
 }
 
-#define HAVE_SCORE_CHANNELS
-
 /* e^x for x <= 0, of scores; 0 where the result would be subnormal. NaN stays NaN. x = n ln 2 + r
  * with |r| <= ln 2 / 2, e^r by a polynomial of degree 7 (Cephes' coefficients; below 1 ulp with
  * FMA), 2^n by adding n to the exponent. */

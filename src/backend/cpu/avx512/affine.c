@@ -19,8 +19,9 @@
  *     finish   s32 -> float, times scales, plus biases
  *
  * Invariants: the float arithmetic of a row is the same instructions in the same order whatever
- * other rows the call has. Group sizes are 32, 64 or 128, so a block has 8, 16 or 32 rows and byte
- * rows of every plane begin with it.
+ * other rows the call has. Groups of K are 32, 64 or 128 dims, or of KV_TILE all of a head, of
+ * which a block has up to 128: a multiple of 8 rows, so that byte rows of every plane begin with
+ * it.
  */
 #include <math.h>
 
@@ -32,6 +33,7 @@ enum {
     ROWS_AT_ONCE = 3,
     PASS_ROWS = 64, /* query rows that share an unpacked block */
 };
+_Static_assert((int)PASS_ROWS <= (int)CHANNEL_ROWS, "a pass is packed at once");
 _Static_assert(4 * BLOCK_ROWS_MAX == 128, "a block has the rows of the widest group");
 _Static_assert(TILE_TOKENS <= 4 * BLOCK_ROWS_MAX, "and those of a V tile");
 
@@ -213,6 +215,54 @@ void TIER(score_affine)(const struct tile_layout *l, const void *tile, const str
     reader_init(&r, l, tile);
     for (uint32_t g = 0; g < l->groups; g++)
         score_group(&r, g, q, scores, stride);
+}
+
+/* One query row of a finished block of channels: 64 tokens. */
+ALWAYS_INLINE void channels_finish(const int32_t *dots, float scale, float bias_sum, float *out) {
+    UNROLL_FOR(v, 4) {
+        __m512 dot = _mm512_cvtepi32_ps(_mm512_loadu_si512(dots + 16 * v));
+        _mm512_storeu_ps(out + 16 * v,
+                         _mm512_fmadd_ps(dot, _mm512_set1_ps(scale), _mm512_set1_ps(bias_sum)));
+    }
+}
+
+/* n <= PASS_ROWS packed rows. Heads of more than 128 dims are several blocks, whose dots are added
+ * as integers. */
+static void score_tokens(struct reader *r, const struct channel_queries *q, uint32_t n,
+                         float *scores, size_t stride) {
+    const uint32_t dim = r->l->head_dim;
+    int32_t dots[ROWS_AT_ONCE][16 * VECTORS_MAX], sums[PASS_ROWS][16 * VECTORS_MAX];
+    for (uint32_t d = 0; d < dim; d += 4 * BLOCK_ROWS_MAX) {
+        const bool last = dim - d <= 4 * BLOCK_ROWS_MAX;
+        const uint32_t rows = min_u32(dim - d, 4 * BLOCK_ROWS_MAX) / 4;
+        reader_block(r, 0, d / 4, rows);
+        for (uint32_t i = 0, now; i < n; i += now) {
+            now = next_rows(n - i);
+            r->dot[now](r->at, r->line, rows, q->codes + (size_t)i * dim + d, dim, dots);
+            for (uint32_t j = i; j < i + now; j++) {
+                int32_t *sum = dots[j - i];
+                for (int v = 0; d && v < 16 * VECTORS_MAX; v++)
+                    sum[v] += sums[j][v];
+                if (last)
+                    channels_finish(sum, q->scale[j], q->bias_sum[j], scores + j * stride);
+                else
+                    memcpy(sums[j], sum, sizeof sums[j]);
+            }
+        }
+    }
+}
+
+void TIER(score_channels)(const struct tile_layout *l, const void *tile, const struct query_rows *q,
+                          float *scores, size_t stride) {
+    struct reader r;
+    struct channel_queries packed;
+    ASSERT(l->kind == TILE_K && l->format.kind == KV_TILE);
+    reader_init(&r, l, tile);
+    for (uint32_t row = 0; row < q->rows; row += PASS_ROWS) {
+        uint32_t n = q->rows - row < PASS_ROWS ? q->rows - row : PASS_ROWS;
+        TIER(channel_pack)(l, tile, q->f32 + (size_t)row * q->dim, n, &packed);
+        score_tokens(&r, &packed, n, scores + row * stride, stride);
+    }
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */

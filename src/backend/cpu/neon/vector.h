@@ -201,8 +201,6 @@ ALWAYS_INLINE vf swap_lanes(vf x, int distance) {
 
 /* ---- what differs ---------------------------------------------------------------------------- */
 
-#define HAVE_SCORE_CHANNELS
-
 /* 2^n for whole n in [-126, 127]. */
 ALWAYS_INLINE vf power_of_2(vf n) {
     return (vf)((to_int(n) + 127) << 23);

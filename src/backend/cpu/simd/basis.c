@@ -112,10 +112,10 @@ ALWAYS_INLINE void pack_rows(const struct tile_layout *l, const uint8_t *tile, c
     const enum scalar_type t = (enum scalar_type)l->format.scalar;
     float x[PACK_ROWS][HEAD_DIM_MAX];
     vi max[PACK_ROWS];
-    vf bias[PACK_ROWS];
+    channel_sum bias[PACK_ROWS];
     UNROLL_FOR(r, PACK_ROWS) {
         max[r] = (vi){0};
-        bias[r] = splat(0);
+        bias[r] = (channel_sum){0};
     }
     for (size_t i = 0; i < dim; i += LANES) {
         const vf s = load_as(t, tile + l->scale_offset, i),
@@ -123,7 +123,7 @@ ALWAYS_INLINE void pack_rows(const struct tile_layout *l, const uint8_t *tile, c
         UNROLL_FOR(r, PACK_ROWS) {
             if ((size_t)r < n) {
                 const vf v = load(q + (size_t)r * dim + i), scaled = v * s;
-                bias[r] = fmadd(v, b, bias[r]);
+                bias[r] = channel_add(bias[r], v, b);
                 store(x[r] + i, scaled);
                 max[r] = max_int(max[r], magnitude_bits(scaled));
             }
@@ -133,7 +133,7 @@ ALWAYS_INLINE void pack_rows(const struct tile_layout *l, const uint8_t *tile, c
         if ((size_t)r < n) {
             const struct rounding by = rounding_of(max_magnitude(max[r]), ACT16_MAX);
             out->scale[row + (size_t)r] = by.scale;
-            out->bias_sum[row + (size_t)r] = sum_lanes(bias[r]);
+            out->bias_sum[row + (size_t)r] = channel_total(bias[r]);
             for (size_t i = 0; i < dim; i += 32)
                 (void)query_codes(x[r] + i, 32, by.per_unit,
                                   out->codes + (row + (size_t)r) * dim + i);

@@ -8,9 +8,7 @@ void TIER(kernels_init)(struct kernels *k) {
     k->query_pack = TIER(query_pack);
     k->score_affine = TIER(score_affine);
     k->score_exact = TIER(score_exact);
-#if defined(HAVE_SCORE_CHANNELS)
     k->score_channels = TIER(score_channels);
-#endif
     k->centre_tile = TIER(centre_tile);
     k->value_affine = TIER(value_affine);
     k->value_exact = TIER(value_exact);

@@ -128,6 +128,18 @@ ALWAYS_INLINE vf with_sign(vf v, vf of) {
     return (vf)(((vi)v & INT32_MAX) | ((vi)of & INT32_MIN));
 }
 
+/* ---- sum of q_i * b_i over the channels of a tile -------------------------------------------- */
+
+#if !defined(HAVE_CHANNEL_SUM)
+typedef vf channel_sum;
+ALWAYS_INLINE channel_sum channel_add(channel_sum sum, vf q, vf b) {
+    return fmadd(q, b, sum);
+}
+ALWAYS_INLINE float channel_total(channel_sum sum) {
+    return sum_lanes(sum);
+}
+#endif
+
 /* ---- e^x and what is made of it -------------------------------------------------------------- */
 
 /* e^x = 2^n (1 + rest) for x in [-104, 0]. x = n ln 2 + r with |r| <= ln 2 / 2; e^r - 1 by a
