@@ -16,8 +16,8 @@
  * a 2-bit plane lays four, a 1-bit plane eight. A 6-bit code is a 4-bit plane (bits 0..3) and a
  * 2-bit plane (bits 4, 5).
  *
- * Only locate() computes where a code is; everything else goes through put_codes and get_codes.
- * Kernels repeat the order and are checked against these functions.
+ * Only locate() and aligned_codes() know where a code is; everything else goes through put_codes
+ * and get_codes. Kernels repeat the order and are checked against these functions.
  *
  * Invariants: a token's bytes are shared with other tokens (nibbles of V), so stores read, mask and
  * write. Offsets are multiples of 32 bytes for head_dim a multiple of 32, or of 4 in exact formats.
@@ -108,9 +108,9 @@ static uint32_t aligned_codes(const struct tile_layout *l, uint32_t dim, uint32_
     return l->kind == TILE_K ? min_u32(n, 4 - dim % 4) : n;
 }
 
-/* Stores to bytes may change *l as far as a compiler knows: what loops need is copied first. */
 static void put_codes(const struct tile_layout *l, void *tile, uint32_t token, uint32_t dim,
                       uint32_t n, const uint8_t *codes) {
+    DEBUG_ASSERT(dim + n <= l->head_dim);
     for (unsigned i = 0; i < l->plane_count; i++) {
         const unsigned bits = l->plane_bits[i], mask = (1u << bits) - 1, shift = l->plane_shift[i];
         uint8_t *plane = (uint8_t *)tile + l->plane_offset[i];
@@ -127,6 +127,7 @@ static void put_codes(const struct tile_layout *l, void *tile, uint32_t token, u
 
 static void get_codes(const struct tile_layout *l, const void *tile, uint32_t token, uint32_t dim,
                       uint32_t n, uint8_t *codes) {
+    DEBUG_ASSERT(dim + n <= l->head_dim);
     memset(codes, 0, n);
     for (unsigned i = 0; i < l->plane_count; i++) {
         const unsigned bits = l->plane_bits[i], mask = (1u << bits) - 1, shift = l->plane_shift[i];
@@ -233,13 +234,13 @@ void tile_decode_row(const struct tile_layout *l, const void *tile, uint32_t tok
             x[i] = scalar_load(l->format.scalar, tile, exact_index(l, token, i));
         return;
     }
-    const uint32_t some = l->group ? min_u32(l->group, GROUP_MAX) : 1; /* dims with one scale */
-    for (uint32_t dim = 0; dim < l->head_dim; dim += some) {
+    for (uint32_t dim = 0, n; dim < l->head_dim; dim += n) {
         uint8_t codes[GROUP_MAX];
         float scale, bias;
-        get_codes(l, tile, token, dim, some, codes);
+        n = l->group ? min_u32(min_u32(l->group, GROUP_MAX), l->head_dim - dim) : 1; /* one scale */
+        get_codes(l, tile, token, dim, n, codes);
         get_scale(l, tile, scale_index(l, token, dim), &scale, &bias);
-        for (uint32_t i = 0; i < some; i++) {
+        for (uint32_t i = 0; i < n; i++) {
             const float product = scale * (float)codes[i];
             x[dim + i] = product + bias;
         }

@@ -350,7 +350,7 @@ static void check_whole_tile(enum tile_kind kind, struct kv_format f, uint32_t d
     assert_int_equal(l.bytes, 64 * dim * f.bits / 8 + 2 * scalars * sb);
     assert_int_equal(l.group, kind == TILE_K ? 0 : dim);
     uint8_t *tile = malloc(l.bytes), *model = malloc(l.bytes), codes[DIM_MAX];
-    float back[DIM_MAX], s[DIM_MAX], b[DIM_MAX];
+    float back[DIM_MAX + 1], s[DIM_MAX], b[DIM_MAX];
     for (uint32_t i = 0; i < l.bytes; i++)
         tile[i] = model[i] = (uint8_t)random_bits();
     for (uint32_t i = 0; i < 64 * dim; i++) /* token 7 and dim 5 have one value each */
@@ -359,7 +359,9 @@ static void check_whole_tile(enum tile_kind kind, struct kv_format f, uint32_t d
     model_encode(&l, rows, model);
     assert_memory_equal(tile, model, l.bytes);
     for (uint32_t token = 0; token < 64; token++) {
+        back[dim] = 12345;
         tile_decode_row(&l, tile, token, back);
+        assert_true(same(back[dim], 12345)); /* nothing after the row */
         tile_get_row(&l, tile, token, codes, s, b);
         if (kind == TILE_K)
             tile_get_channels(&l, tile, s, b);
@@ -382,7 +384,7 @@ static void check_whole_tile(enum tile_kind kind, struct kv_format f, uint32_t d
 
 static void test_whole_tiles(void **state) {
     (void)state;
-    static const uint32_t DIMS[] = {32, 64, 96, 128, DIM_MAX};
+    static const uint32_t DIMS[] = {32, 64, 96, 128, 160, 192, 320, DIM_MAX};
     for (size_t i = 0; i < COUNT(DIMS) * COUNT(BITS) * 3 * 2; i++)
         check_whole_tile(
             i % 2 ? TILE_V : TILE_K,
@@ -442,7 +444,7 @@ static void check_dropped_bit(enum tile_kind kind, unsigned bits, uint32_t dim) 
 
 static void test_dropped_bits(void **state) {
     (void)state;
-    static const uint32_t DIMS[] = {64, 96, DIM_MAX};
+    static const uint32_t DIMS[] = {64, 96, 160, DIM_MAX};
     for (unsigned i = 0; i < COUNT(DIMS) * 2; i++)
         for (unsigned bits = 4; bits <= 6; bits++)
             check_dropped_bit(i % 2 ? TILE_V : TILE_K, bits, DIMS[i / 2]);
