@@ -107,8 +107,11 @@ def test_markdown(b):
                        ("[a](<http://b.c/(d>)", "http://b.c/(d"),
                        ("[a](<http://b.c/\\<d\\>>)", "http://b.c/%3Cd%3E"),
                        ("[a](<http://b.c/<d>)", None), ("[a](<http://b.c/d)", None),
-                       ("[a](x" + "(" * 32 + ")" * 32 + ")", "x" + "(" * 32 + ")" * 32),
-                       ("[a](x" + "(" * 33 + ")" * 33 + ")", None)):
+                       ("[a](" + "(" * 32 + ")" * 32 + ")", "(" * 32 + ")" * 32),
+                       ("[a](\\(" + "(" * 32 + ")" * 32 + ")", "(" * 33 + ")" * 32),
+                       ("[a](x" + "(" * 33 + ")" * 33 + ")", None), ("[a]()", ""),
+                       ("[a](b (title))", "b"), ("[a](b (t\\(itle))", "b"),
+                       ("[a](b ((title)))", None)):
         b.js(f"(window.made = make('div'), fill(made, {json.dumps(text)}))")
         b.check("(made.querySelector('a')?.innerText === 'a' ? made.querySelector('a')"
                 f".getAttribute('href') : null) === {json.dumps(link)}")
@@ -153,7 +156,8 @@ def test_hostile(b):
     b.js("document.querySelector('#list li.on').querySelector('[aria-label^=Delete]').click()")
     b.js("$('notice').hidden = true")
     lines = ("'*a_ '", "'['", "'![a]('", "'\\\\('", "'`'", "'**a **a* '", "'http://a.b.'", "'|a'",
-             "'> '", "'\\\\frac{'", "'~~a'", "'[a](<'", "'[a](b'")
+             "'> '", "'\\\\frac{'", "'~~a'", "'[a](<'", "'[a](b'", "'[a]()'",
+             "'![a]()'", "'[a](()'", "'[a](\\\\)'", "'[a](b ('", "'[a](b \"'")
     for line in lines:
         for text in (f"{line}.repeat(19000).slice(0, 19900)",
                      f"({line}.repeat(40).slice(0, 500) + '\\n').repeat(200)",

@@ -48,23 +48,32 @@ function remembering(render) {
 }
 const coloredOnce = remembering(colored), mathOnce = remembering(math);
 
-/* Where no link's destination can end: in CommonMark one in <> has no other "<", and a reader may
-   limit how deep parentheses nest. markdown-it before 12.3 reads on to the end of the text instead,
-   for each "](": quadratic time. */
-const destination = markdown.helpers.parseLinkDestination;
-markdown.helpers.parseLinkDestination = (text, at, end) => {
-  const angle = text[at] === "<";
+/* In CommonMark a link's destination in <> has no other "<", a title in () no other "(", and a
+   reader may limit how deep a destination's parentheses nest. markdown-it before 12.0.3 (Debian's
+   is 10.0.0) reads on to the end of the text instead, for each "](": quadratic time. */
+const NO_LINK = { ok: false, pos: 0, lines: 0, str: "" }, DEEPEST = 32;
+const { parseLinkDestination, parseLinkTitle } = markdown.helpers;
+
+/* Whether, from `at` on, more than `deepest` of `opens` are open before the end: that of the text,
+   a blank unless `blanks` may stand there, or one more of `closes`. */
+function opensTooMany(text, at, end, opens, closes, deepest, blanks) {
   let open = 0;
-  for (let i = at + 1; i < end && open >= 0 && open <= 32 && (angle || text[i] > " "); i++) {
+  for (let i = at; i < end && open >= 0 && open <= deepest && (blanks || text[i] > " "); i++)
     if (text[i] === "\\")
       i++;
-    else if (angle)
-      open += text[i] === "<" ? 33 : text[i] === ">" ? -1 : 0;
     else
-      open += text[i] === "(" ? 1 : text[i] === ")" ? -1 : 0;
-  }
-  return open > 32 ? { ok: false, pos: 0, lines: 0, str: "" } : destination(text, at, end);
+      open += text[i] === opens ? 1 : text[i] === closes ? -1 : 0;
+  return open > deepest;
+}
+markdown.helpers.parseLinkDestination = (text, at, end) => {
+  const angle = text[at] === "<";
+  const none = angle ? opensTooMany(text, at + 1, end, "<", ">", 0, true)
+    : opensTooMany(text, at, end, "(", ")", DEEPEST, false);
+  return none ? NO_LINK : parseLinkDestination(text, at, end);
 };
+markdown.helpers.parseLinkTitle = (text, at, end) =>
+  text[at] === "(" && opensTooMany(text, at + 1, end, "(", ")", 0, true) ? NO_LINK
+    : parseLinkTitle(text, at, end);
 
 /* ---- math: \( \), \[ \], $ $ and $$ $$ ------------------------------------------------------ */
 
