@@ -224,7 +224,9 @@ typedef struct lab_simulation {
     uint32_t layers, window_layers;
     uint64_t weight_bytes, kv_bytes_per_token, page_bytes; /* of 64 tokens, all layers, when new */
     uint64_t all_pages, all_bytes; /* of all requests, each distinct page once, with exact starts */
-    uint64_t budget_pages; /* if the budget held nothing but pages, with "auto" all at the floor */
+    /* If the budget held nothing but pages, with "auto" all at the floor, and exact starts as often
+     * as among all pages. */
+    uint64_t budget_pages;
     uint64_t need_bytes;   /* of the largest request alone */
     kvasir_engine_stats stats; /* at the end */
     uint64_t tree_nodes;

@@ -39,7 +39,9 @@ struct replay {
     struct trace trace;
     struct sim_model model;
     struct kv_cache_options cache_options;
-    uint64_t page_bytes[SIM_GROUPS_MAX]; /* of a new page after the exact start */
+    uint64_t start_bytes[SIM_GROUPS_MAX]; /* of a page of the exact start */
+    uint64_t page_bytes[SIM_GROUPS_MAX];  /* of a new one after it */
+    double start_share;                   /* of all pages, those of the exact start */
     struct page_uses *uses;
     struct sim_cost cost;
     struct backend *backend;
@@ -144,36 +146,47 @@ static kvasir_status page_bytes(const struct replay *r, uint32_t group,
     return KVASIR_OK;
 }
 
-static kvasir_status settle_budget(struct replay *r, lab_simulation *out, kvasir_error *err) {
-    /* A page of the exact start; one that is new; one at the ladder's floor. */
+/* Bytes of pages of the exact start, of new ones and of those at the ladder's floor. */
+static kvasir_status measure_pages(struct replay *r, lab_simulation *out, uint64_t *floor_bytes,
+                                   kvasir_error *err) {
     struct kv_cache_options start = r->cache_options, new = r->cache_options,
                             floor = r->cache_options;
-    uint64_t start_bytes = 0, floor_bytes = 0;
     double token_bytes[SIM_GROUPS_MAX];
     start.quantized_start = 3 * TILE_TOKENS;
     new.quantized_start = floor.quantized_start = 0;
     new.n_rungs = 0;
+    *floor_bytes = 0;
     for (uint32_t g = 0; g < r->model.n_groups; g++) {
-        uint64_t at_start, at_floor;
-        TRY(page_bytes(r, g, &start, &at_start, err));
+        uint64_t at_floor;
+        TRY(page_bytes(r, g, &start, &r->start_bytes[g], err));
         TRY(page_bytes(r, g, &new, &r->page_bytes[g], err));
         TRY(page_bytes(r, g, &floor, &at_floor, err));
-        start_bytes += at_start;
-        floor_bytes += at_floor;
+        *floor_bytes += at_floor;
         out->page_bytes += r->page_bytes[g];
         token_bytes[g] = (double)r->page_bytes[g] / TILE_TOKENS;
     }
     r->cost = sim_cost_make(&r->model, r->o, token_bytes);
+    return KVASIR_OK;
+}
+
+static kvasir_status settle_budget(struct replay *r, lab_simulation *out, kvasir_error *err) {
+    uint64_t floor_bytes, start_bytes = 0, first = 0;
+    TRY(measure_pages(r, out, &floor_bytes, err));
     TRY(page_uses_create(&r->trace, TILE_TOKENS, &r->uses, err));
-    out->all_pages = page_uses_unlimited(r->uses);
-    out->all_bytes = out->all_pages * out->page_bytes;
-    ASSERT(r->cache_options.quantized_start <= TILE_TOKENS); /* the default */
+    for (uint32_t g = 0; g < r->model.n_groups; g++)
+        start_bytes += r->start_bytes[g];
+    ASSERT(r->cache_options.quantized_start <= TILE_TOKENS); /* the default: a page, or none */
     if (r->cache_options.quantized_start)
-        out->all_bytes += page_uses_first_pages(r->uses) * (start_bytes - out->page_bytes);
+        first = page_uses_first_pages(r->uses);
+    out->all_pages = page_uses_unlimited(r->uses);
+    out->all_bytes = (out->all_pages - first) * out->page_bytes + first * start_bytes;
+    r->start_share = (double)first / (double)out->all_pages;
     r->cache_options.budget_bytes =
         r->o->budget_bytes ? r->o->budget_bytes
                            : (uint64_t)((double)out->all_bytes * r->o->budget_percent / 100);
-    out->budget_pages = r->cache_options.budget_bytes / floor_bytes;
+    out->budget_pages = (uint64_t)((double)r->cache_options.budget_bytes /
+                                   (r->start_share * (double)start_bytes +
+                                    (1 - r->start_share) * (double)floor_bytes));
     out->kv_bytes_per_token = out->page_bytes / TILE_TOKENS;
     out->weight_bytes = r->cost.weight_bytes;
     return KVASIR_OK;
@@ -458,13 +471,15 @@ static kvasir_status measure_times(const struct replay *r, lab_simulation *out, 
 
 /* Pages that a store has room for. */
 static uint64_t store_pages(const struct replay *r, uint32_t i) {
-    uint64_t page = 0;
+    double page = 0;
     struct tier_stats stats;
     for (uint32_t g = 0; g < r->model.n_groups; g++)
-        page += sim_tier_record_bytes(r->stores[i], r->page_bytes[g]);
+        page +=
+            r->start_share * (double)sim_tier_record_bytes(r->stores[i], r->start_bytes[g]) +
+            (1 - r->start_share) * (double)sim_tier_record_bytes(r->stores[i], r->page_bytes[g]);
     r->stores[i]->ops->stats(r->stores[i], &stats);
     ASSERT(page > 0);
-    return stats.limit_bytes / page;
+    return (uint64_t)((double)stats.limit_bytes / page);
 }
 
 static kvasir_status measure_tiers(const struct replay *r, lab_simulation *out, kvasir_error *err) {
