@@ -59,7 +59,10 @@ static kvasir_status take_scalar(struct reader *r, const struct prompt_scope *s,
 
 /* ---- meta_state of legacy files -------------------------------------------------------------- */
 
-enum { METAS_MAX = 9, RING_NUMBERS = 4 }; /* keep, max_size, offset, idx */
+enum {
+    METAS_MAX = 9,
+    RING_NUMBERS = 4, /* keep, max_size, offset, idx */
+};
 
 struct metas {
     const char *key; /* without the number */

@@ -227,7 +227,7 @@ typedef struct lab_simulation {
     /* If the budget held nothing but pages, with "auto" all at the floor, and exact starts as often
      * as among all pages. */
     uint64_t budget_pages;
-    uint64_t need_bytes;   /* of the largest request alone */
+    uint64_t need_bytes;       /* of the largest request alone */
     kvasir_engine_stats stats; /* at the end */
     uint64_t tree_nodes;
     /* shares of prompt tokens: the engine's; plain LRU's and Belady's in whole pages, with a

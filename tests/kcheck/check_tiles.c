@@ -192,7 +192,7 @@ static void channels_invariance(const struct channels_case *c, const float *got,
         memcpy(turned + i * dim, c->q + order[i] * dim, dim * sizeof *turned);
     for (uint32_t start = 0, n; start < c->rows; start += n) {
         n = start == 0 ? 1 : 1 + random_below(c->rows - start);
-        const struct kernels *k = c->t->same && start ? c->t->same : &c->t->k;
+        const struct kernels *k = c->t->same_channels && start ? c->t->same_channels : &c->t->k;
         const struct query_rows q = floats_of(turned + start * dim, n, c->l->head_dim);
         float *part = plain((size_t)n * TILE_TOKENS * sizeof *part);
         call_score(k->score_channels, c->l, c->tile, &q, part, TILE_TOKENS);

@@ -26,7 +26,8 @@
  *   K4  no byte is touched outside: guard pages after and before, read-only inputs, canaries, gaps
  *       between rows
  *   K5  no signal: SEGV, BUS, ILL, FPE are caught and count as that kernel's failure
- *   K6  on amx: products, scores and values have the bits of avx512vnni (cpu_tier_of_bits)
+ *   K6  on amx: products, scores and values have the bits of avx512vnni (cpu_tier_of_bits); scores
+ *       of tile keys those of avx2 on all tiers of AVX-512 (avx512/vector.h)
  *
  * Bugs planted to see it fail, each found: exp's third coefficient off by 1e-5; a run's sum in
  * another order above 256 scores; masked slots not skipped; bias weighed by p * scale; row blocks
@@ -54,7 +55,8 @@
 struct tier {
     const char *name;
     struct kernels k;
-    const struct kernels *same; /* of the tier that has the same bits; NULL: none */
+    const struct kernels *same;          /* of the tier that has the same bits; NULL: none */
+    const struct kernels *same_channels; /* likewise, of score_channels */
 };
 extern struct kernels ref; /* the table that everything is checked against */
 

@@ -101,6 +101,12 @@ int main(int argc, char **argv) {
             kernels_select(&same, tier_of(of_bits));
             t.same = &same;
         }
+        struct kernels avx2;
+        t.same_channels = t.same;
+        if (i == CPU_TIER_AVX512 || i == CPU_TIER_AVX512VNNI || i == CPU_TIER_AMX) {
+            kernels_select(&avx2, CPU_TIER_AVX2);
+            t.same_channels = &avx2;
+        }
         if (o.bench) {
             bench_tier(&t);
             continue;

@@ -152,18 +152,19 @@ ALWAYS_INLINE __m256 upper_half(vf v) {
     return _mm512_extractf32x8_ps(v, 1);
 }
 
-/* Always as a tree of halves: lane i + lane i + 8, then + 4, + 2, + 1. */
+/* As a tree of halves: lane i + lane i + 4, then + 2, + 1. */
 ALWAYS_INLINE float sum_eight(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
+/* The same, after lane i + lane i + 8. */
 ALWAYS_INLINE float sum_lanes(vf v) {
     return sum_eight(_mm256_add_ps(_mm512_castps512_ps256(v), upper_half(v)));
 }
 
-/* The sum of channels has eight lanes and AVX2's order: scores of KV_TILE have the same bits in all
- * x86 tiers but ref. (They had AVX2's kernel in this one, and stored pages stay valid.) */
+/* The sum of channels has eight lanes and AVX2's order, so that scores of KV_TILE have AVX2's bits.
+ * Pages that were stored when these tiers used AVX2's kernel stay valid. */
 #define HAVE_CHANNEL_SUM
 typedef __m256 channel_sum;
 ALWAYS_INLINE channel_sum channel_add(channel_sum sum, vf q, vf b) {
