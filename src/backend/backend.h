@@ -481,6 +481,8 @@ struct backend_ops {
      * enqueued so far. What is enqueued later does not wait for lanes: it must not use what they
      * write before lane_wait has returned, nor write what they read. */
     void (*lanes_follow)(struct backend *b);
+    /* Before lanes write all of a page: it has memory from now on, whatever that holds. */
+    void (*arena_map)(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes);
     /* Begin to copy to or from a part of a page that is taken until lane_wait returns; `at` is a
      * byte offset. host: of pinned_alloc. */
     void (*lane_put)(struct backend_lane *l, struct backend_arena *a, size_t at, const void *host,
@@ -598,8 +600,8 @@ struct backend {
     X(delta_rule)
 /* All or none. */
 #define LANE_MEMBERS(X)                                                                            \
-    X(pinned_alloc) X(pinned_free) X(lane_create) X(lane_destroy) X(lanes_follow) X(lane_put)      \
-    X(lane_get) X(lane_wait)
+    X(pinned_alloc) X(pinned_free) X(lane_create) X(lane_destroy) X(lanes_follow) X(arena_map)     \
+    X(lane_put) X(lane_get) X(lane_wait)
 /* clang-format on */
 
 /* The name of the i-th operation that b lacks; NULL: it lacks fewer. */
@@ -634,6 +636,7 @@ static inline void backend_destroy(struct backend *b) { /* or NULL */
 #define backend_arena_destroy(b, ...)  BACKEND_CALL(arena_destroy, b, __VA_ARGS__)
 #define backend_arena_take(b, ...)     BACKEND_CALL(arena_take, b, __VA_ARGS__)
 #define backend_arena_populate(b, ...) BACKEND_CALL(arena_populate, b, __VA_ARGS__)
+#define backend_arena_map(b, ...)      BACKEND_CALL(arena_map, b, __VA_ARGS__)
 #define backend_arena_release(b, ...)  BACKEND_CALL(arena_release, b, __VA_ARGS__)
 #define backend_arena_copy(b, ...)     BACKEND_CALL(arena_copy, b, __VA_ARGS__)
 #define backend_arena_read(b, ...)     BACKEND_CALL(arena_read, b, __VA_ARGS__)

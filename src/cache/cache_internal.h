@@ -17,8 +17,8 @@ kvasir_status page_class(struct kv_pool *p, size_t page_bytes, struct kv_format 
 /* Takes a zeroed page with one reference. KVASIR_ERR_BUDGET leaves everything as it was. */
 kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
                         kvasir_error *err) MUST_CHECK;
-/* The same, but it holds anything, and may have no memory yet: for whoever writes all of it before
- * any table of a running sequence holds it. */
+/* The same, but it holds anything, and may have no memory yet if the host reaches it: for whoever
+ * writes all of it before any table of a running sequence holds it. */
 kvasir_status page_take_unset(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
                               kvasir_error *err) MUST_CHECK;
 void page_ref(struct kv_pool *p, uint32_t addr);

@@ -556,7 +556,10 @@ kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
 kvasir_status page_take_unset(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
                               kvasir_error *err) {
     bool dry;
-    return take_any(p, class_index, addr, &dry, err);
+    TRY(take_any(p, class_index, addr, &dry, err));
+    if (p->backend->ops->arena_map)
+        backend_arena_map(p->backend, p->arena, *addr, p->classes[class_index].page_bytes);
+    return KVASIR_OK;
 }
 
 static struct page_class *class_of(struct kv_pool *p, uint32_t addr) {

@@ -33,7 +33,8 @@ enum {
     CHECK_NODES = 64,                 /* of which a tier is asked at a time */
     CHECK_KEYS = 2 * PARTS_MAX        /* of each: two variants of each part */
 };
-#define READ_BYTES ((uint64_t)8 << 20) /* likewise, unless one record is larger */
+#define READ_BYTES ((uint64_t)8 << 20)  /* likewise, unless one record is larger */
+#define LENT_BYTES ((uint64_t)32 << 20) /* likewise, of what a device copies from where it is */
 _Static_assert(TIERS_MAX <= 8, "sets of stores are 8 bits");
 
 enum slot_state { SLOT_READY, SLOT_COPYING, SLOT_COPIED };

@@ -269,9 +269,7 @@ static bool take_pages(struct tiers *s, struct tier_load *l, uint64_t charge) {
                                    : s->cache->groups[o->part].page_class[o->at.layout];
         if (o->store == NO_STORE)
             continue;
-        /* a device has memory for a page only once it has been zeroed */
-        if ((pages_are_far(s) ? page_take : page_take_unset)(pool, class, &o->at.addr, NULL) !=
-            KVASIR_OK) {
+        if (page_take_unset(pool, class, &o->at.addr, NULL) != KVASIR_OK) {
             o->at.addr = NO_ADDR;
             return false;
         }

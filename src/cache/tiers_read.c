@@ -32,6 +32,7 @@ static void close_object(struct tier_load *l, struct load_object *o, enum tier_r
 }
 
 bool store_take(struct store *w, struct tier_load *l, struct batch_read *out) {
+    const uint64_t most = w->tier->ops->lend && pages_are_far(w->all) ? LENT_BYTES : READ_BYTES;
     uint64_t bytes = 0;
     uint32_t *i = &l->taken_to[w->index];
     out->n = 0;
@@ -43,7 +44,7 @@ bool store_take(struct store *w, struct tier_load *l, struct batch_read *out) {
             close_object(l, o, TIER_MISSING);
             continue;
         }
-        if (out->n && bytes + o->bytes > READ_BYTES)
+        if (out->n && bytes + o->bytes > most)
             break;
         out->objects[out->n++] = *i;
         bytes += o->bytes;
@@ -111,30 +112,46 @@ static void drop_damaged(struct reading *x) {
     }
 }
 
-/* The device copies a record from where the tier has it, while this thread sums it there. What
- * turns out to be damaged is in a page that nobody will see. */
-static void read_lent(const struct reader *reader, struct tier_read *r, uint32_t addr) {
+/* The device copies the records of a batch from where the tier has them, while this thread sums
+ * them there, and is waited for once: to wake up takes longer than to copy a page (docs/speed.md).
+ * What turns out to be damaged is in a page that nobody will see. */
+static void read_lent(const struct reader *reader, struct tier_read *reads,
+                      const uint32_t *addresses, uint32_t n) {
     struct tier *t = reader->store->tier;
     const double start = clock_seconds();
-    struct tier_loan loan;
+    struct tier_loan loans[READ_RECORDS];
+    bool lent[READ_RECORDS];
     const uint8_t *from;
     size_t bytes;
-    if (!t->ops->lend(t, r->key, &loan))
-        return;
-    r->sum = reader->sum;
-    if (record_begin(r, loan.head)) {
-        struct tier_loan copied = loan, summed = loan;
-        ASSERT(loan.left == r->bytes); /* unchecked is for tests of other tiers */
+    for (uint32_t i = 0; i < n; i++) {
+        lent[i] = t->ops->lend(t, reads[i].key, &loans[i]);
+        if (!lent[i] || loans[i].left != reads[i].bytes) /* record_begin will say so */
+            continue;
+        struct tier_loan copied = loans[i];
         for (uint64_t at = 0; (from = t->ops->lent(t, &copied, &bytes)) != NULL; at += bytes)
-            mover_put(&reader->mover, addr, at, from, bytes);
-        while ((from = t->ops->lent(t, &summed, &bytes)) != NULL)
-            record_piece(r, from, bytes);
-        record_end(r);
-        if (!mover_wait(&reader->mover))
-            r->result = TIER_FAILED;
+            mover_put(&reader->mover, addresses[i], at, from, bytes);
     }
-    r->sum = NULL;
-    t->ops->give_back(t, &loan, r->result, clock_seconds() - start);
+    for (uint32_t i = 0; i < n; i++) {
+        if (!lent[i])
+            continue;
+        struct tier_loan summed = loans[i];
+        reads[i].sum = reader->sum;
+        if (record_begin(&reads[i], summed.head)) {
+            while ((from = t->ops->lent(t, &summed, &bytes)) != NULL)
+                record_piece(&reads[i], from, bytes);
+            record_end(&reads[i]);
+        }
+        reads[i].sum = NULL;
+    }
+    const bool good = mover_wait(&reader->mover);
+    const double each = (clock_seconds() - start) / n;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!lent[i])
+            continue;
+        if (!good && reads[i].result == TIER_OK)
+            reads[i].result = TIER_FAILED;
+        t->ops->give_back(t, &loans[i], reads[i].result, each);
+    }
 }
 
 void store_read(const struct reader *reader, const struct batch_read *b) {
@@ -163,10 +180,7 @@ void store_read(const struct reader *reader, const struct batch_read *b) {
         }
     }
     if (pages_are_far(s) && !memory)
-        for (uint32_t i = 0; i < b->n; i++) {
-            read_lent(reader, &x.reads[i], addresses[i]);
-            record_ended(&x.reads[i]);
-        }
+        read_lent(reader, x.reads, addresses, b->n);
     else
         w->tier->ops->read(w->tier, x.reads, b->n, b->deadline);
     for (uint32_t i = 0; i < b->n; i++)

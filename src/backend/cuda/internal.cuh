@@ -393,6 +393,7 @@ void cuda_page_convert(struct backend *b, struct backend_arena *a, const struct 
 // lane.cu
 void *cuda_pinned_alloc(struct backend *b, size_t bytes);
 void cuda_pinned_free(struct backend *b, void *p);
+void cuda_arena_map(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes);
 struct backend_lane *cuda_lane_create(struct backend *b);
 void cuda_lane_destroy(struct backend *b, struct backend_lane *l);
 void cuda_lanes_follow(struct backend *b);

@@ -6,8 +6,8 @@
 //     arenas     pages, states           address space, memory in units of 2 MiB
 //
 //     arena:  | unit | unit | ............ | unit |   reserved: addresses only
-//                mapped[]: 1      1      0 ...        memory is mapped when arena_take comes to a
-//                                                     unit, and given back in whole units
+//                mapped[]: 1      1      0 ...        memory is mapped when arena_take or arena_map
+//                                                     comes to a unit, and given back in units
 //
 // Invariants:
 //   CUDA-3  A page's address stays the same for the arena's life: memory is mapped and unmapped
@@ -339,19 +339,29 @@ void cuda_arena_destroy(struct backend *base, struct backend_arena *a) {
     mem_free(a);
 }
 
+// False after an error.
+static bool map_units(cuda_backend *b, backend_arena *a, size_t from, size_t bytes) {
+    (void)arena_at(a, from, bytes);
+    if (!can_work(b))
+        return false;
+    for (size_t unit = from / ARENA_UNIT; unit * ARENA_UNIT < from + bytes; unit++)
+        if (!a->mapped[unit] && !unit_map(b, a, unit))
+            return false;
+    return true;
+}
+
 // fresh or not: memory that was just mapped holds whatever it held before.
 void cuda_arena_take(struct backend *base, struct backend_arena *a, uint32_t addr, size_t bytes,
                      bool fresh) {
     cuda_backend *b = cuda_of(base);
-    (void)fresh;
     const size_t from = page_offset(addr);
-    uint8_t *at = arena_at(a, from, bytes);
-    if (!bytes || !can_work(b))
-        return;
-    for (size_t unit = from / ARENA_UNIT; unit * ARENA_UNIT < from + bytes; unit++)
-        if (!a->mapped[unit] && !unit_map(b, a, unit))
-            return;
-    cuda_ok(b, cudaMemsetAsync(at, 0, bytes, b->stream));
+    (void)fresh;
+    if (map_units(b, a, from, bytes))
+        cuda_ok(b, cudaMemsetAsync(arena_at(a, from, bytes), 0, bytes, b->stream));
+}
+
+void cuda_arena_map(struct backend *base, struct backend_arena *a, uint32_t addr, size_t bytes) {
+    (void)map_units(cuda_of(base), a, page_offset(addr), bytes);
 }
 
 // Zeros what is mapped of [from, end).
