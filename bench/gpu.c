@@ -9,7 +9,7 @@
  *     gpu MODEL [DEVICE [PART]]
  *
  * DEVICE is --device's value, cuda without it. PART: only steps of one sequence (one), of several
- * (batches), prompts, or the engine (requests).
+ * (batches), prompts, formats in turn (formats), or the engine (requests).
  */
 #include "requests.h"
 
@@ -31,12 +31,18 @@ static kvasir_context_options context_options(const char *bits, uint32_t ctx) {
     return o;
 }
 
-static kvasir_context *make_context(const char *bits, uint32_t ctx, double gib) {
+static kvasir_context *make_context_from(const char *bits, uint32_t start, uint32_t ctx,
+                                         double gib) {
     kvasir_context_options o = context_options(bits, ctx);
     kvasir_context *c;
+    o.quantized_kv_start = start;
     o.cache_bytes = (uint64_t)(gib * (1 << 30));
     need(kvasir_context_create(model, &o, &c, &err));
     return c;
+}
+
+static kvasir_context *make_context(const char *bits, uint32_t ctx, double gib) {
+    return make_context_from(bits, KVASIR_START_BY_FORMAT, ctx, gib);
 }
 
 static kvasir_seq *make_seq(kvasir_context *c, uint32_t depth) {
@@ -159,6 +165,25 @@ static void bench_prompts(void) {
     kvasir_context_destroy(c);
 }
 
+/* From more bits to fewer, at a depth at which attention counts; those of tiles also without the
+ * 64 tokens that are exact by default, as these cost a pass of attention of their own. */
+static void bench_formats(void) {
+    static const char *const BITS[] = {"f16", "8,4", "r8,4", "t5,4", "t4", "t3", "4"};
+    static const uint32_t STARTS[] = {KVASIR_START_BY_FORMAT, 0};
+    enum { DEEP = 32768, FEW = 8 };
+    for (size_t i = 0; i < sizeof BITS / sizeof *BITS; i++)
+        for (int s = 0; s < 1 + (BITS[i][0] == 't' || BITS[i][0] == 'r'); s++) {
+            kvasir_context *c = make_context_from(BITS[i], STARTS[s], DEEP + 8192, 48);
+            printf("%-4s%s batch 1: depth 0 %.0f tokens/s", BITS[i], s ? ", start 0," : "",
+                   decode_speed(c, 1, 0, GREEDY));
+            printf(", depth %d %.0f tokens/s", DEEP, decode_speed(c, 1, DEEP, GREEDY));
+            printf("; batch %d %.0f tokens/s in all", FEW, decode_speed(c, FEW, DEEP, GREEDY));
+            printf("; prompt of 2048 %.0f tokens/s\n", prompt_speed(c, 0, 2048, REPEATS));
+            fflush(stdout);
+            kvasir_context_destroy(c);
+        }
+}
+
 /* ---- requests of an engine ------------------------------------------------------------------- */
 
 static void ask(kvasir_engine *e, struct answer *a, const int32_t *tokens, size_t n,
@@ -225,6 +250,7 @@ static const struct {
 } PARTS[] = {{"one", bench_one},
              {"batches", bench_batches},
              {"prompts", bench_prompts},
+             {"formats", bench_formats},
              {"requests", bench_engine}};
 
 int main(int argc, char **argv) {
@@ -239,7 +265,7 @@ int main(int argc, char **argv) {
     while (part && known < sizeof PARTS / sizeof *PARTS && strcmp(part, PARTS[known].name) != 0)
         known++;
     if (known == sizeof PARTS / sizeof *PARTS) {
-        fprintf(stderr, "gpu: no part \"%s\": one, batches, prompts or requests\n", part);
+        fprintf(stderr, "gpu: no part \"%s\": one, batches, prompts, formats or requests\n", part);
         return 2;
     }
     kvasir_model *opened;
