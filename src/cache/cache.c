@@ -33,6 +33,16 @@ static void shadow_make(const struct kv_shape *shape, const struct page_layout *
     out->basis = of->basis;
 }
 
+/* The layout of the exact start before such pages: that of their shadows, or plain f16. In their
+ * basis it is read in the same pass of attention as they are. */
+static void start_make(const struct kv_shape *shape, const struct page_layout *before,
+                       struct page_layout *out) {
+    if (page_is_whole(before))
+        shadow_make(shape, before, out);
+    else
+        page_layout_init(out, shape->layers, shape->kv_heads, shape->head_dim, EXACT, EXACT);
+}
+
 static bool same_layout(const struct page_layout *a, const struct page_layout *b) {
     return kv_format_equal(a->k.format, b->k.format) && kv_format_equal(a->v.format, b->v.format) &&
            a->centred == b->centred && a->basis == b->basis;
@@ -75,7 +85,7 @@ static kvasir_status group_init(struct kv_cache *c, uint32_t g, const struct kv_
     const struct kv_format k = shape->k.bits ? shape->k : o->k, v = shape->v.bits ? shape->v : o->v;
     TRY(layout_make(shape, k, v, shape->k.bits ? shape->k.group : o->group_k,
                     shape->v.bits ? shape->v.group : o->group_v, &c->layouts[g][LAYOUT_OWN], err));
-    TRY(layout_make(shape, EXACT, EXACT, 0, 0, &c->layouts[g][LAYOUT_START], err));
+    start_make(shape, &c->layouts[g][LAYOUT_OWN], &c->layouts[g][LAYOUT_START]);
     group->shadow[LAYOUT_OWN] = shadow_find(c, g, LAYOUT_OWN, LAYOUT_START + 1);
     group->shadow[LAYOUT_START] = NO_LAYOUT;
     return KVASIR_OK;

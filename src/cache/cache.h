@@ -32,7 +32,8 @@
  *            until seq_requantize gives all pages of that sequence another one, or the ladder one
  *            of its rungs to a page (ladder.c). Whether its keys
  *            are centred belongs to the page, too: keys of codes are if the group has a centre, 16-
- *            and 32-bit keys are not (but in shadows); and so does the basis of its rows.
+ *            and 32-bit keys are not (but in shadows, and in an exact start before pages that have
+ *            shadows); and so does the basis of its rows.
  *   CACHE-8  A sequence's state (recurrent layers) is the one after its last committed token. It is
  *            written only while that sequence alone holds it. Snapshots and forks share it; the
  *            next step copies it first. So what a snapshot holds never changes.

@@ -61,8 +61,9 @@ struct kv_group {
     uint32_t kept_pages; /* pages that hold positions < keep: never dropped */
 };
 
-/* The first two layouts of a group: the cache's formats, those of the exact start. The others are
- * those of shadows, and come from seq_requantize and the prefix tree. */
+/* The first two layouts of a group: the cache's formats, those of the exact start, which are also
+ * those of shadows if pages are encoded when they are full. The others are those of other shadows,
+ * and come from seq_requantize and the prefix tree. */
 enum { LAYOUT_OWN, LAYOUT_START };
 #define NO_LAYOUT UINT32_MAX
 

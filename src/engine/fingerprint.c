@@ -189,6 +189,8 @@ bool fingerprint_put_context(struct text_buf *b, const struct kvasir_context *c,
                     "start %u max %u keep %u act %d\n",
                     model, KV_ORDER_VERSION, KV_ARITHMETIC_VERSION, kv_cache_start_pages(c->cache),
                     o->max_size, o->keep, c->device.act_bits);
+    if (kv_cache_start_pages(c->cache) && kv_cache_is_whole(c->cache)) /* since it is in a basis */
+        good = good && text_printf(b, "start 2\n");
     for (uint32_t g = 0; good && g < c->n_groups; g++) {
         struct kv_format k, v;
         kv_cache_formats(c->cache, g, &k, &v);

@@ -18,7 +18,8 @@
 enum { LAYERS = 2, KV_HEADS = 2, N_SEQS = 5 };
 
 /* Rows of one page and of three, that fill a page and that do not, that begin inside one; pages in
- * front that are not encoded whole, and pages that were dropped. */
+ * front that are not encoded whole, in their basis (an exact start) or not, and pages that were
+ * dropped. */
 static const struct scene_seq SEQS[N_SEQS] = {
     {.length = 64, .rows = 1, .span = UINT32_MAX, .switch_at = 0},
     {.length = 130, .rows = 100, .span = UINT32_MAX, .switch_at = 0},
@@ -77,12 +78,13 @@ static void check_row(const struct tile_layout *l, const uint8_t *got, uint32_t 
     }
 }
 
-/* One tile of page `number` of sequence s: its shadow's rows, and its codes if it became full. */
+/* One tile of page `number` of sequence s: its shadow's rows, and its codes if it became full. Or,
+ * if it has no shadow, its own rows. */
 static void check_tile(const struct scene *c, uint32_t s, uint32_t number, struct row_place at,
                        const float *x, const uint8_t *got) {
     const struct kv_view *v = &c->views[s];
     const struct kv_page *page = &v->pages[kv_view_index(v, number)],
-                         *shadow = kv_view_shadow(v, number);
+                         *shadow = kv_view_shadow(v, number) ? kv_view_shadow(v, number) : page;
     const struct page_layout *l = &c->layouts[page->layout], *sl = &c->layouts[shadow->layout];
     const struct tile_layout *codes = at.part == TILE_K ? &l->k : &l->v,
                              *halves = at.part == TILE_K ? &sl->k : &sl->v;
@@ -105,24 +107,39 @@ static void check_tile(const struct scene *c, uint32_t s, uint32_t number, struc
         check_row(halves, got + rows, t, want, bound);
     }
     const uint32_t end = (number + 1) * TILE_TOKENS;
-    if (seq->pos < end && seq->pos + seq->rows >= end) {
+    if (shadow != page && seq->pos < end && seq->pos + seq->rows >= end) {
         memset(c->image + tile, 0, codes->bytes);
         tile_encode(codes, c->image + tile, all);
     }
     memcpy(c->image + rows, got + rows, halves->bytes); /* was checked */
 }
 
+static bool is_turned_start(const struct page_layout *l) {
+    return l->basis != BASIS_PLAIN && !page_is_whole(l);
+}
+
+/* All tiles of a page in this layer. */
+static void check_page(const struct scene *c, uint32_t s, uint32_t number, uint32_t layer,
+                       const float *k, const float *v, const uint8_t *got) {
+    for (uint32_t head = 0; head < KV_HEADS; head++)
+        for (int part = TILE_K; part <= TILE_V; part++)
+            check_tile(c, s, number, (struct row_place){(enum tile_kind)part, layer, head, 0},
+                       part == TILE_K ? k : v, got);
+}
+
 static void check_store(struct scene *c, uint32_t layer, const float *k, const float *v) {
     kvasir_error err = {0};
     uint8_t *got = plain(c->arena_bytes);
     must(backend_arena_read(device, c->arena, 0, got, c->arena_bytes, &err), &err, "arena_read");
-    for (uint32_t s = 0; s < c->n_seqs; s++)
-        for (uint32_t i = 0; i < c->views[s].n_shadows; i++)
-            for (uint32_t head = 0; head < KV_HEADS; head++)
-                for (int part = TILE_K; part <= TILE_V; part++)
-                    check_tile(c, s, c->views[s].shadow_first + i,
-                               (struct row_place){(enum tile_kind)part, layer, head, 0},
-                               part == TILE_K ? k : v, got);
+    for (uint32_t s = 0; s < c->n_seqs; s++) {
+        const struct batch_seq *seq = &c->batch.seqs[s];
+        const struct kv_view *view = &c->views[s];
+        for (uint32_t i = 0; i < view->n_shadows; i++)
+            check_page(c, s, view->shadow_first + i, layer, k, v, got);
+        for (uint32_t p = seq->pos / TILE_TOKENS; p * TILE_TOKENS < seq->pos + seq->rows; p++)
+            if (is_turned_start(&c->layouts[view->pages[kv_view_index(view, p)].layout]))
+                check_page(c, s, p, layer, k, v, got);
+    }
     for (size_t i = 0; i < c->arena_bytes; i++)
         if (got[i] != c->image[i]) {
             check_that(false, "layer %u: byte %zu of the arena is %02x, not %02x", layer, i, got[i],
@@ -144,7 +161,7 @@ static void store_others(const struct scene *c, uint32_t layer, const float *k, 
             const struct page_layout *l = &c->layouts[page->layout];
             uint8_t *tiles = c->image + page_offset(page->addr) + page_tile(l, layer, head, TILE_K);
             const size_t at = ((size_t)seq->row * KV_HEADS + i) * c->head_dim;
-            if (page_is_whole(l))
+            if (page_is_whole(l) || is_turned_start(l))
                 continue;
             tile_encode_row(&l->k, tiles, p % TILE_TOKENS, k + at);
             tile_encode_row(&l->v, tiles + l->k.bytes, p % TILE_TOKENS, v + at);
@@ -152,7 +169,8 @@ static void store_others(const struct scene *c, uint32_t layer, const float *k, 
     }
 }
 
-static void check_case(struct kv_format k, struct kv_format v, uint32_t dim, bool balanced) {
+static void check_case(struct kv_format k, struct kv_format v, uint32_t dim, bool balanced,
+                       bool turned_start) {
     struct scene_seq seqs[N_SEQS];
     struct scene c = {.heads = KV_HEADS,
                       .kv_heads = KV_HEADS,
@@ -160,10 +178,12 @@ static void check_case(struct kv_format k, struct kv_format v, uint32_t dim, boo
                       .layers = LAYERS,
                       .n_seqs = N_SEQS,
                       .seqs = seqs,
-                      .tail_pages = random_below(3)};
+                      .tail_pages = random_below(3),
+                      .turned_start = turned_start};
     const struct kv_format exact = {.bits = 16, .scalar = SCALAR_F16};
     memcpy(seqs, SEQS, sizeof seqs);
-    case_begin("heads of %u%s", dim, balanced ? ", balanced" : "");
+    case_begin("heads of %u%s%s", dim, balanced ? ", balanced" : "",
+               turned_start ? ", an exact start in their basis" : "");
     page_layout_init(&c.layouts[0], LAYERS, KV_HEADS, dim, exact, exact);
     page_layout_init(&c.layouts[1], LAYERS, KV_HEADS, dim, k, v);
     scene_set_bases(&c, balanced);
@@ -195,9 +215,9 @@ void check_whole(void) {
             char kn[24], vn[24];
             if (!family_begin("kv_store", "%s, %s", kv_format_name(k, kn), kv_format_name(v, vn)))
                 continue;
-            for (int balanced = 0; balanced <= (kind == KV_TILE); balanced++)
-                check_case(k, v, choice->cuda ? DIMS[(i + (uint32_t)balanced) % 6] : DIMS[i % 3],
-                           balanced != 0);
+            for (uint32_t j = 0; j < (kind == KV_TILE ? 4 : 2); j++) /* balanced, with a start */
+                check_case(k, v, choice->cuda ? DIMS[(i + j) % 6] : DIMS[i % 3], j / 2 != 0,
+                           j % 2 != 0);
             family_end();
         }
 }

@@ -152,6 +152,7 @@ struct scene {
     uint32_t n_seqs;
     struct scene_seq *seqs;
     uint32_t tail_pages; /* of the exact tail (struct kv_view) */
+    bool turned_start;   /* layouts[0], which is exact, is in the basis of layouts[1] */
     /* made by scene_plan */
     size_t arena_bytes;
     uint8_t *image; /* what the arena holds, if the scene is small enough to be checked */
@@ -166,8 +167,8 @@ struct scene {
     struct kv_view *views;           /* [n_seqs] what the device sees; batch.views */
     struct kv_view *reference_views; /* [n_seqs] the same over the reference's arena */
 };
-/* Takes layouts, heads, kv_heads, head_dim, layers, n_seqs, seqs and tail_pages; makes the rest but
- * for the arenas and the layouts of shadows. A layouts[1] with page_bytes 0 becomes a copy of
+/* Takes layouts, heads, kv_heads, head_dim, layers, n_seqs, seqs and the next two; makes the rest
+ * but for the arenas and the layouts of shadows. A layouts[1] with page_bytes 0 becomes a copy of
  * layouts[0]. If `checked`, tokens below length hold random values, encoded by the definition in
  * quant/, and slots after them, gaps between pages and the ends of pages hold garbage: random
  * codes, NaN, infinities. If not, all slots hold random codes and plausible scales: a few pages

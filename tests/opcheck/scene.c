@@ -358,6 +358,8 @@ void scene_set_bases(struct scene *s, bool balanced) {
             s->layouts[i].basis = balanced && s->layouts[i].k.format.kind == KV_TILE
                                       ? BASIS_BALANCED
                                       : BASIS_HADAMARD;
+    if (s->turned_start)
+        s->layouts[0].basis = s->layouts[1].basis;
 }
 
 void scene_plan(struct scene *s, bool checked) {

@@ -425,6 +425,22 @@ static void test_extreme_options(void **state) {
     assert_int_equal(all, (uint64_t)67108863 * (bytes / 10));
 }
 
+/* The exact start is in the basis of the pages after it, so that one pass of attention has both. */
+static void test_basis_of_the_start(void **state) {
+    (void)state;
+    static const uint8_t KINDS[] = {KV_ROWS, KV_ROTATED, KV_TILE};
+    for (size_t i = 0; i < sizeof KINDS; i++) {
+        struct kv_cache_options o = {.k = {.bits = 4, .kind = KINDS[i]},
+                                     .v = {.bits = 4, .kind = KINDS[i]},
+                                     .quantized_start = 64};
+        struct world w = make_world(o, 0);
+        const struct page_layout *start = kv_cache_start_layout(w.cache, 0);
+        assert_int_equal(start->basis, kv_cache_layout(w.cache, 0, true)->basis);
+        assert_true(kv_format_exact(start->k.format) && kv_format_exact(start->v.format));
+        free_world(w);
+    }
+}
+
 /* kv_cache_need_bytes is enough for one sequence, wherever its steps begin and end. It includes one
  * copied page, which a sequence without forks never needs. */
 static void test_need_holds_for_any_steps(void **state) {
@@ -472,6 +488,7 @@ int main(void) {
         cmocka_unit_test(test_forecast_with_shared_pages),
         cmocka_unit_test(test_commit_of_less_than_prepared),
         cmocka_unit_test(test_extreme_options),
+        cmocka_unit_test(test_basis_of_the_start),
         cmocka_unit_test(test_need_holds_for_any_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

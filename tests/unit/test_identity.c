@@ -474,6 +474,31 @@ static void test_settings_without_effect(void **state) {
     kvasir_model_close(m);
 }
 
+/* The exact start before pages that are encoded when they are full is in their basis since its
+ * version 2. Pages of version 1 had the same names but for that line, and must not be found. */
+static void test_version_of_the_start(void **state) {
+    (void)state;
+    static const struct {
+        const char *bits;
+        uint32_t start;
+        bool there;
+    } CASES[] = {{"t4", 64, true}, {"r8,4", 64, true}, {"t4", 0, false}, {"8,4", 64, false}};
+    kvasir_model *m = open_model(TINY "llama");
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        kvasir_context_options o = kvasir_context_defaults();
+        kvasir_context *c;
+        struct text_buf b = {0};
+        o.kv_bits = CASES[i].bits;
+        o.quantized_kv_start = CASES[i].start;
+        need(kvasir_context_create(m, &o, &c, &err));
+        assert_true(fingerprint_put_context(&b, c, "model") && text_append(&b, "", 1));
+        assert_int_equal(strstr(b.data, "\nstart 2\n") != NULL, CASES[i].there);
+        text_free(&b);
+        kvasir_context_destroy(c);
+    }
+    kvasir_model_close(m);
+}
+
 /* ctx counts where it selects the RoPE. */
 static void test_rope_variant(void **state) {
     (void)state;
@@ -566,6 +591,7 @@ int main(void) {
                                        cmocka_unit_test(test_read_into_memory),
                                        cmocka_unit_test(test_settings_count),
                                        cmocka_unit_test(test_settings_without_effect),
+                                       cmocka_unit_test(test_version_of_the_start),
                                        cmocka_unit_test(test_rope_variant),
                                        cmocka_unit_test(test_checkpoint_counts),
                                        cmocka_unit_test(test_backend_counts),

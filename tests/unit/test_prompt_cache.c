@@ -330,7 +330,8 @@ static void test_other_starts(void **state) {
     kvasir_model_close(m);
 }
 
-/* Rows of a tile format are f16 in a file, and those of its exact start are what they were. */
+/* Rows of a tile format are f16 in a file, and those of its exact start, which has them in another
+ * basis, are what they were but for another rounding to f16. */
 static void test_start_of_tiles(void **state) {
     (void)state;
     kvasir_model *m = open_model("llama");
@@ -351,7 +352,16 @@ static void test_start_of_tiles(void **state) {
     for (int part = 0; part < 2; part++) {
         need(kvasir_seq_read_kv(s, part, 0, 0, 0, 64, a, &err));
         need(kvasir_seq_read_kv(cold, part, 0, 0, 0, 64, b, &err));
-        assert_memory_equal(a, b, sizeof(float) * 64 * model_config(m->model)->layers[0].head_dim);
+        const uint32_t dim = model_config(m->model)->layers[0].head_dim;
+        for (uint32_t row = 0; row < 64; row++) {
+            const float *x = a + (size_t)row * dim, *y = b + (size_t)row * dim;
+            double error = 0, all = 0;
+            for (uint32_t i = 0; i < dim; i++) {
+                error += (double)(x[i] - y[i]) * (double)(x[i] - y[i]);
+                all += (double)y[i] * (double)y[i];
+            }
+            assert_true(error <= 0x1p-20 * all);
+        }
     }
     kvasir_seq_destroy(s);
     kvasir_seq_destroy(cold);

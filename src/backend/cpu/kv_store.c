@@ -79,6 +79,25 @@ static void make_values(const struct store_job *j, const struct stored_rows *r, 
     j->b->kernels.hadamard_rows(out, dim, r->n);
 }
 
+/* Rows that are encoded one by one: each as it comes, or in the page's basis, less its centre. */
+static void store_rows(const struct store_job *j, const struct stored_rows *r,
+                       const struct page_layout *l, uint8_t *tiles) {
+    const uint32_t dim = l->k.head_dim;
+    const bool turned = l->basis != BASIS_PLAIN;
+    if (turned || l->centred) {
+        make_keys(j, r, l);
+        encode_rows(j, r, &l->k, tiles, r->scratch->stored, dim);
+    } else {
+        encode_rows(j, r, &l->k, tiles, r->k, r->stride);
+    }
+    if (turned) {
+        make_values(j, r, dim);
+        encode_rows(j, r, &l->v, tiles + l->k.bytes, r->scratch->stored, dim);
+    } else {
+        encode_rows(j, r, &l->v, tiles + l->k.bytes, r->v, r->stride);
+    }
+}
+
 /* Rows of a page that is encoded whole go into its shadow. The last one fills the page. */
 static void store_whole(const struct store_job *j, const struct stored_rows *r,
                         const struct page_layout *l, uint8_t *tiles) {
@@ -86,11 +105,7 @@ static void store_whole(const struct store_job *j, const struct stored_rows *r,
     ASSERT(page);
     const struct page_layout *s = &r->view->layouts[page->layout];
     uint8_t *shadow = head_tiles(r->view, page, j->layer, r->head);
-    const uint32_t dim = l->k.head_dim;
-    make_keys(j, r, l);
-    encode_rows(j, r, &s->k, shadow, r->scratch->stored, dim);
-    make_values(j, r, dim);
-    encode_rows(j, r, &s->v, shadow + s->k.bytes, r->scratch->stored, dim);
+    store_rows(j, r, s, shadow);
     if (r->first + r->n < TILE_TOKENS)
         return;
     j->b->kernels.encode_tile(&l->k, tiles, &s->k, shadow);
@@ -123,17 +138,10 @@ static void store_item(void *ctx, size_t item, int worker) {
                                   .v = j->v + at,
                                   .stride = heads * dim,
                                   .scratch = &j->b->scratch[worker]};
-    if (page_is_whole(l)) {
+    if (page_is_whole(l))
         store_whole(j, &r, l, tiles);
-        return;
-    }
-    if (l->centred) {
-        make_keys(j, &r, l);
-        encode_rows(j, &r, &l->k, tiles, r.scratch->stored, dim);
-    } else {
-        encode_rows(j, &r, &l->k, tiles, r.k, r.stride);
-    }
-    encode_rows(j, &r, &l->v, tiles + l->k.bytes, r.v, r.stride);
+    else
+        store_rows(j, &r, l, tiles);
 }
 
 void cpu_kv_store(struct backend *base, const struct batch *batch, const struct kv_view *views,

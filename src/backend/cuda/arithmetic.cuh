@@ -108,9 +108,9 @@ __device__ __forceinline__ void load_row(const float *q, bool some, float (&x)[D
     for (int i = 0; i < D / 32; i++)
         x[i] = some ? q[threadIdx.x % 32 * (D / 32) + i] : 0.f;
 }
-// x = H x: the operations of hadamard_rotate. factor: of H.
-template <int D> __device__ __forceinline__ void rotate_row(float (&x)[D / 32], float factor) {
-    constexpr int N = D / 32;
+// x = H x: the operations of hadamard_rotate, by LANES threads of a warp with N dims each. The
+// whole warp calls this. factor: of H.
+template <int N, int LANES> __device__ __forceinline__ void rotate(float (&x)[N], float factor) {
 #pragma unroll
     for (int half = 1; half < N; half *= 2)
 #pragma unroll
@@ -121,7 +121,7 @@ template <int D> __device__ __forceinline__ void rotate_row(float (&x)[D / 32], 
                 x[i | half] = a - b;
             }
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2)
+    for (int step = 1; step < LANES; step *= 2)
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const float other = __shfl_xor_sync(~0u, x[i], step);
@@ -130,6 +130,9 @@ template <int D> __device__ __forceinline__ void rotate_row(float (&x)[D / 32], 
 #pragma unroll
     for (int i = 0; i < N; i++)
         x[i] *= factor;
+}
+template <int D> __device__ __forceinline__ void rotate_row(float (&x)[D / 32], float factor) {
+    rotate<D / 32, 32>(x, factor);
 }
 // The same times scale; turn: the factor of H, 0: it is not rotated.
 template <int D>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // encode.cu: K and V of new tokens into their pages: tile_encode_row of quant/tile.c, byte for
 // byte. Sides of pages in other formats than tile_format has, and centred keys, are stored by
-// plain_encode.cu, pages that are encoded when they are full by whole_encode.cu.
+// plain_encode.cu, pages in another basis than the plain one by whole_encode.cu.
 //
 // A block is (all rows of one sequence that fall into one page, KV head, K or V), so that no two
 // blocks write one tile. It has 2 * head_dim threads: eight rows at a time, four dims a thread,
@@ -27,13 +27,14 @@
 // One token alone, as in most steps, needs neither shared memory nor other warps: a thread has four
 // of its dims in registers from the beginning to the end, and what shares its words was loaded
 // before the wait for K and V. If no sequence of a step has more, rope is done on the way
-// where rope_store_fits.
+// where rope_store_fits, and rows of pages in the basis of H are turned.
 //
 // Invariants:
 //   * bits of tokens that are not of this step stay: only words that such a token shares are read
 //   * rows of k and v begin at multiples of 16 bytes (head_dim is one of 64, 128, 256), tiles at
 //     multiples of 32
 #include "backend/cuda/affine.cuh"
+#include "backend/cuda/arithmetic.cuh"
 #include "backend/cuda/internal.cuh"
 #include "backend/cuda/rope.cuh"
 
@@ -50,12 +51,15 @@ struct store_place {
     uint8_t *tile;
     tile_format format;
     bool bf16;
+    bool turned; // rows are to be multiplied by H
 };
 
-// False: there is no such item, or no such page.
+// False: there is no such item, or no such page, or whole_encode.cu stores into it. `turned`: also
+// places of pages in another basis than the plain one; of a page that is encoded when it is full,
+// that in its shadow.
 template <int D>
 __device__ bool find_place(const step_group &g, uint32_t layer, const float *k, const float *v,
-                           store_place &p) {
+                           bool turned, store_place &p) {
     if (blockIdx.x >= g.counts[COUNT_STORE])
         return false;
     const uint32_t head = blockIdx.y, kv_heads = gridDim.y;
@@ -74,8 +78,13 @@ __device__ bool find_place(const step_group &g, uint32_t layer, const float *k, 
     if (!page)
         return false;
     dev_layout l = g.layouts[layout];
-    if (l.whole) // whole_encode.cu's
+    p.turned = l.basis != BASIS_PLAIN;
+    if (p.turned && !turned)
         return false;
+    if (l.whole) {
+        page = shadow_find(g, view, item.page, &layout);
+        l = g.layouts[layout];
+    }
     p.tile = const_cast<uint8_t *>(tile_of(page, l, layer, head, is_v ? TILE_V : TILE_K));
     p.format = (tile_format)(is_v ? l.v : l.k);
     p.bf16 = (is_v ? l.v_bf16 : l.k_bf16) != 0;
@@ -420,7 +429,7 @@ __global__ void __launch_bounds__(2 * D)
     static_assert(CODES + TILE_TOKENS * (D / 32) <= TILE_TOKENS * (D / 4 + 1), "ranges fit");
     store_place p;
     kernel_comes();
-    const bool found = find_place<D>(g, layer, k, v, p);
+    const bool found = find_place<D>(g, layer, k, v, false, p);
     if (found && p.end - p.first == 1) {
         const auto load = [&] { return load_four<D>(p, p.first, lone_four<D>()); };
         const lone_token<D, decltype(load)> one(p, load);
@@ -500,11 +509,11 @@ __device__ __forceinline__ float4 turn_four(const rope_op &r, float *head, uint3
 }
 
 // Of steps in which no sequence has more than one row: both ropes and the store. grid: [item]
-// [KV head][K, V, query heads of the KV head]
+// [KV head][K, V, query heads of the KV head]. scale: of H
 template <int D>
 __global__ void __launch_bounds__(32)
     rope_store_kernel(const step_group g, uint32_t layer, const rope_op q, const rope_op k,
-                      const float *v) {
+                      const float *v, float scale) {
     store_place p;
     kernel_comes();
     const uint32_t row =
@@ -516,11 +525,15 @@ __global__ void __launch_bounds__(32)
             turn_four<D>(q, q.x + ((size_t)row * q.heads + head) * D, row);
         return;
     }
-    if (!find_place<D>(g, layer, k.x, v, p)) // then K is not needed
+    if (!find_place<D>(g, layer, k.x, v, true, p)) // then K is not needed
         return kernel_waits();
     const auto load = [&] {
-        return blockIdx.z == 0 ? turn_four<D>(k, const_cast<float *>(p.x), row)
-                               : load_four<D>(p, p.first, lone_four<D>());
+        const float4 x = blockIdx.z == 0 ? turn_four<D>(k, const_cast<float *>(p.x), row)
+                                         : load_four<D>(p, p.first, lone_four<D>());
+        float turned[4] = {x.x, x.y, x.z, x.w};
+        if (p.turned) // the same for the whole block
+            rotate<4, D / 4>(turned, scale);
+        return make_float4(turned[0], turned[1], turned[2], turned[3]);
     };
     lone_token<D, decltype(load)>(p, load).store();
 }
@@ -549,15 +562,18 @@ bool rope_store_fits(const cuda_backend *b, const rope_op &q, const rope_op &k,
                      const kv_store_op &store) {
     const uint32_t g = store.group, dim = b->limits.group[g].head_dim,
                    kv_heads = b->limits.group[g].kv_heads;
-    return b->step.lone && b->plan[g].stores == STORE_FAST && (dim == 64 || dim == 128) &&
-           store.k == k.x && k.heads == kv_heads && k.head_dim == dim && k.n == dim / 2 &&
-           q.heads % kv_heads == 0;
+    return b->step.lone && !(b->plan[g].stores & (STORE_PLAIN | STORE_MADE)) &&
+           (dim == 64 || dim == 128) && store.k == k.x && k.heads == kv_heads &&
+           k.head_dim == dim && k.n == dim / 2 && q.heads % kv_heads == 0;
 }
 
 void run_rope_store(cuda_backend *b, const rope_op &q, const rope_op &k, const kv_store_op &store) {
     const uint32_t g = store.group;
     const dim3 grid(b->plan[g].blocks[COUNT_STORE], k.heads, 2 + q.heads / k.heads);
-    void (*kernel)(step_group, uint32_t, rope_op, rope_op, const float *) =
+    void (*kernel)(step_group, uint32_t, rope_op, rope_op, const float *, float) =
         k.head_dim == 64 ? rope_store_kernel<64> : rope_store_kernel<128>;
-    cuda_ok(b, launch_early(b, kernel, grid, 32, 0, b->group[g], store.layer, q, k, store.v));
+    cuda_ok(b, launch_early(b, kernel, grid, 32, 0, b->group[g], store.layer, q, k, store.v,
+                            hadamard_scale(k.head_dim)));
+    if (b->plan[g].stores & STORE_FULL && cuda_works(b))
+        store_full(b, store);
 }

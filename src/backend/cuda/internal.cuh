@@ -167,10 +167,13 @@ struct group_plan {
     uint32_t bases;          // one bit for each page_basis that occurs
     uint32_t stores;         // STORE_FAST and so on: what stores into some side of a page
     uint32_t prefill_tokens; // tokens of a full prefill block
+    uint32_t prefill_supers; // super-runs up to the last row of a sequence of prefill items
     bool plain_split;        // plain items have one super-run each
     uint32_t layers;         // of the pages
 };
-enum { STORE_FAST = 1, STORE_PLAIN = 2, STORE_WHOLE = 4 };
+// By encode.cu, plain_encode.cu, whole_encode.cu. STORE_MADE: some of the last one's rows are
+// centred or balanced, STORE_FULL: some of its pages become full.
+enum { STORE_FAST = 1, STORE_PLAIN = 2, STORE_WHOLE = 4, STORE_MADE = 8, STORE_FULL = 16 };
 
 // Centred keys of a layer group (struct key_centre), in device memory (centre.cu).
 struct dev_centre {
@@ -276,9 +279,11 @@ struct cuda_backend {
     group_plan plan[BACKEND_GROUPS_MAX];
     step_plan step; // of the last step_begin: where group and plan come from
     bring_ring bring;
-    // scratch of decode: partial results (decode.cu says of what), arrival counters
-    float *part_out;   // [part][gqa][head_dim]
-    float2 *part_ms;   // [part][gqa] maximum, sum
+    // scratch of attention: partial results (decode.cuh, prefill.cu and plain_attention.cu say of
+    // what), arrival counters
+    float *part_out; // [part][gqa][head_dim]
+    float2 *part_ms; // [part][gqa] maximum, sum
+    size_t part_floats, part_rows;
     uint32_t *arrived; // [decode row][kv head]
     // scratch of products
     void *act;
@@ -380,6 +385,7 @@ struct backend_arena *cuda_arena_create(struct backend *b, size_t bytes);
 void cuda_arena_destroy(struct backend *b, struct backend_arena *a);
 void cuda_arena_take(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes,
                      bool fresh);
+void cuda_arena_map(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes);
 void cuda_arena_release(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes);
 void cuda_arena_copy(struct backend *b, struct backend_arena *a, uint32_t to, uint32_t from,
                      size_t bytes);
@@ -393,7 +399,6 @@ void cuda_page_convert(struct backend *b, struct backend_arena *a, const struct 
 // lane.cu
 void *cuda_pinned_alloc(struct backend *b, size_t bytes);
 void cuda_pinned_free(struct backend *b, void *p);
-void cuda_arena_map(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes);
 struct backend_lane *cuda_lane_create(struct backend *b);
 void cuda_lane_destroy(struct backend *b, struct backend_lane *l);
 void cuda_lanes_follow(struct backend *b);
@@ -498,6 +503,8 @@ uint32_t plain_parts_most(uint32_t kv_heads);
 size_t decode_parts(const cuda_backend *b, size_t items, uint32_t kv_heads);
 // prefill.cu: query rows (tokens x query heads of a KV head) of a full block.
 uint32_t prefill_block_rows(uint32_t head_dim);
+// prefill.cu: partial results, of a row each, that blocks of a super-run each leave at most.
+size_t prefill_parts(const cuda_backend *b, uint64_t pages, uint32_t head_dim);
 // basis.cu: the factor of an orthonormal Hadamard matrix, as hadamard_rotate has it.
 float hadamard_scale(uint32_t head_dim);
 // weights.cu: what kernels need of a matrix (product.cuh).
@@ -558,8 +565,10 @@ void join_passes(cuda_backend *b, const struct attention_op &op, const attention
                  uint32_t n);
 // K and V of the rows that fall into sides of pages for which encode.cu has no code.
 void store_plain(cuda_backend *b, const struct kv_store_op &op);
-// Those that fall into pages which are encoded when they are full.
+// Those that fall into pages in another basis than the plain one.
 void store_whole(cuda_backend *b, const struct kv_store_op &op);
+// Encodes those of its pages that the step has filled, whose rows others have stored.
+void store_full(cuda_backend *b, const struct kv_store_op &op);
 
 // Programmatic dependent launch, from sm_90 on: the blocks of a kernel start while the kernel
 // before it ends (kernel_comes lets the next one start), and wait in kernel_waits for its results.

@@ -36,7 +36,7 @@ __device__ bool find_target(const step_group &g, const StoreArgs &a, Target &t) 
     if (!page)
         return false;
     const dev_layout l = g.layouts[layout];
-    if (l.whole || (t.p.is_v ? l.v : l.k) != TILE_FORMATS)
+    if (l.basis != BASIS_PLAIN || (t.p.is_v ? l.v : l.k) != TILE_FORMATS)
         return false;
     t.tile = tile_stored(page, l, a, t.p);
     t.format = t.p.is_v ? l.v_stored : l.k_stored;

@@ -173,6 +173,11 @@ static bool shadows_present(const kv_view *v, const batch_seq *s) {
     return true;
 }
 
+// Whether page `number` is encoded when it is full.
+static bool stores_whole(const kv_view *v, uint32_t number) {
+    return page_is_whole(&v->layouts[v->pages[kv_view_index(v, number)].layout]);
+}
+
 // The layout of page `number` as position p sees it.
 static uint32_t layout_seen(const kv_view *v, uint32_t number, uint32_t p) {
     const uint32_t layout = v->pages[kv_view_index(v, number)].layout;
@@ -335,6 +340,8 @@ struct group_need {
     uint64_t store_most; // store items of the same rows at any positions
     uint32_t k_formats[BASIS_COUNT], v_formats[BASIS_COUNT], bases, stores, layers;
     uint32_t plain; // layouts of plain rows, one bit each (row_run_at)
+    uint32_t prefill_supers;
+    bool fills; // a sequence's first row fills a page that is encoded then
     block_cut prefill_cut, plain_cut;
     bool plain_split;
     dev_layout layouts[CUDA_LAYOUTS_MAX]; // those that no page has are zero
@@ -404,9 +411,10 @@ static kvasir_status measure_formats(const cuda_backend *b, uint32_t group, cons
                         group);
         need->bases |= 1u << made->basis;
         need->layers = std::min(need->layers, views[0].layouts[i].layers);
-        if (made->whole)
-            need->stores |= STORE_WHOLE;
-        else if (made->basis == BASIS_PLAIN) // the others are shadows
+        if (made->basis != BASIS_PLAIN)
+            need->stores |=
+                STORE_WHOLE | (made->centred || made->basis == BASIS_BALANCED ? STORE_MADE : 0);
+        else
             need->stores |=
                 (k_fast || v_fast ? STORE_FAST : 0) | (k_fast && v_fast ? 0 : STORE_PLAIN);
         if (k_fast && v_fast) {
@@ -449,7 +457,7 @@ static kvasir_status measure_group(const cuda_backend *b, const batch *batch, ui
     const auto &shape = l->group[group];
     uint32_t gqa = shape.heads / shape.kv_heads;
     uint64_t split = 0;
-    const bool at_pages = need->stores & STORE_WHOLE;
+    const bool at_pages = need->stores & STORE_WHOLE; // some have shadows, or only an exact start
     need->prefill_cut = {std::max(1u, prefill_block_rows(shape.head_dim) / gqa), at_pages};
     need->plain_cut = {plain_tokens(gqa), at_pages};
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
@@ -474,6 +482,11 @@ static kvasir_status measure_group(const cuda_backend *b, const batch *batch, ui
         need->items[COUNT_STORE] += pages_touched(seq);
         need->store_most += pages_touched_most(seq->rows);
         count_items(seq, v, b->prefill_rows, need, &split);
+        if (seq->rows >= b->prefill_rows)
+            need->prefill_supers =
+                std::max(need->prefill_supers, (seq->pos + seq->rows - 1) / SUPER_TOKENS + 1);
+        if ((seq->pos + 1) % TILE_TOKENS == 0)
+            need->fills |= stores_whole(v, seq->pos / TILE_TOKENS);
     }
     need->plain_split = split <= plain_parts_most(shape.kv_heads);
     if (need->plain_split)
@@ -677,8 +690,11 @@ static void plan_step(const cuda_backend *b, const batch *batch, uint32_t groups
         memcpy(plan->v_formats, need->v_formats, sizeof plan->v_formats);
         plan->bases = need->bases;
         plan->stores = need->stores;
+        if (step->lone && need->fills && !(need->stores & (STORE_PLAIN | STORE_MADE)))
+            plan->stores |= STORE_FULL; // else whoever stores the rows encodes the page, too
         plan->plain_split = need->plain_split;
         plan->prefill_tokens = need->prefill_cut.most;
+        plan->prefill_supers = need->prefill_supers;
         plan->layers = need->layers;
         step->group[g].arena = arena_base(batch->views[(size_t)g * batch->n_seqs].arena);
     }

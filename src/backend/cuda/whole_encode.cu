@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// whole_encode.cu: K and V of new tokens into pages that are encoded when they are full
-// (kv_format_whole), of any head size.
+// whole_encode.cu: K and V of new tokens into pages in another basis than the plain one, of any
+// head size: those that are encoded when they are full (kv_format_whole), and the exact start
+// before them.
 //
 //     rows --less centre--> times M^-1, or H --> shadow, f16 --if the page is full--> codes
+//                                            `-> page of the exact start
 //
 // A block is (all rows of one sequence that fall into one page, KV head, K or V): it writes the
 // shadow's tile, and if that is full reads all of it back and encodes it. Bytes of codes are those
@@ -26,12 +28,13 @@ struct WholeArgs {
     StoreArgs store;
     const float *inverse; // of dev_basis
     float scale;          // of H
+    bool stored;          // all rows are in their shadows
 };
 
-// The tiles of a block: codes, and the shadow's.
+// The tiles of a block. A page of the exact start has no shadow: its rows go into its own tile.
 struct Tiles {
-    uint8_t *tile;
-    uint16_t *shadow;
+    uint8_t *tile;    // codes; NULL: of the exact start
+    uint16_t *shadow; // where rows go
     kv_format format;
     bool shadow_bf16, centred, balanced;
 };
@@ -42,13 +45,13 @@ __device__ bool find_tiles(const step_group &g, const StoreArgs &a, Place &p, Ti
         return false;
     uint32_t layout;
     const uint8_t *page = find_rows(g, a, p, &layout);
-    if (!page || !g.layouts[layout].whole)
+    if (!page || g.layouts[layout].basis == BASIS_PLAIN)
         return false;
     const dev_layout l = g.layouts[layout];
     const store_item item = g.store[blockIdx.x];
-    const uint8_t *shadow = shadow_find(g, g.views[item.seq], item.page, &layout);
+    const uint8_t *shadow = l.whole ? shadow_find(g, g.views[item.seq], item.page, &layout) : page;
     const dev_layout s = g.layouts[layout];
-    t.tile = tile_stored(page, l, a, p);
+    t.tile = l.whole ? tile_stored(page, l, a, p) : nullptr;
     t.shadow = (uint16_t *)tile_stored(shadow, s, a, p);
     t.format = p.is_v ? l.v_stored : l.k_stored;
     t.shadow_bf16 = (p.is_v ? s.v_bf16 : s.k_bf16) != 0;
@@ -170,20 +173,30 @@ __global__ void __launch_bounds__(TURN_THREADS) whole(const step_group g, const 
     kernel_waits(); // for K and V, not for the tables
     if (!found)
         return;
-    store_rows(a, p, t, whole_memory);
-    if (p.end == TILE_TOKENS) // the rows of other steps were written by earlier kernels
+    if (!a.stored)
+        store_rows(a, p, t, whole_memory);
+    if (t.tile && p.end == TILE_TOKENS) // the rows of other steps were written by earlier kernels
         encode(p, t, (uint8_t *)whole_memory);
 }
 
 } // namespace
 
-void store_whole(cuda_backend *b, const kv_store_op &op) {
+static void launch(cuda_backend *b, const kv_store_op &op, bool stored) {
     const auto &shape = b->limits.group[op.group];
     const dim3 grid(b->plan[op.group].blocks[COUNT_STORE], shape.kv_heads, 2);
     const WholeArgs args = {{op.centre, op.k, op.v, op.layer, shape.kv_heads, shape.head_dim},
                             op.basis.inverse,
-                            hadamard_scale(shape.head_dim)};
+                            hadamard_scale(shape.head_dim),
+                            stored};
     const size_t bytes = turn_bytes(shape.head_dim);
     ASSERT(TILE_TOKENS * (shape.head_dim + 4) <= bytes && bytes <= 48 << 10 && grid.x > 0);
     cuda_ok(b, launch_early(b, whole, grid, TURN_THREADS, bytes, b->group[op.group], args));
+}
+
+void store_whole(cuda_backend *b, const kv_store_op &op) {
+    launch(b, op, false);
+}
+
+void store_full(cuda_backend *b, const kv_store_op &op) {
+    launch(b, op, true);
 }

@@ -375,6 +375,7 @@ static void check_formats(struct kv_format k, struct kv_format v, uint32_t dim) 
         case_begin("gqa %u, %u seqs, longest %u, rows %u, keep %u, span %u, switch %u, tail %u",
                    gqa, c.n_seqs, seqs[0].length, seqs[0].rows, seqs[0].keep, seqs[0].span,
                    seqs[0].switch_at, c.tail_pages);
+        c.turned_start = mixed && i > 4;
         scene_set_bases(&c, i % 2 != 0);
         check_scene(&c, i % 2 ? 8 : 1); /* large scores: maxima move */
     }
@@ -398,6 +399,24 @@ static void check_long(struct kv_format k, struct kv_format v) {
         scene_set_bases(&c, true);
         check_scene(&c, 1);
     }
+    family_end();
+}
+
+/* Rows enough for more blocks than a GPU has multiprocessors, over two super-runs: these have no
+ * blocks of their own then, as they have in all other cases. */
+static void check_wide(struct kv_format k, struct kv_format v) {
+    char kn[24], vn[24];
+    if (quick ||
+        !family_begin("attention", "%s / %s, wide", kv_format_name(k, kn), kv_format_name(v, vn)))
+        return;
+    struct scene c = {.heads = 32, .kv_heads = 4, .head_dim = 128, .layers = 1, .n_seqs = 1};
+    struct scene_seq seq = {2400, 300, 0, UINT32_MAX, UINT32_MAX};
+    page_layout_init(&c.layouts[0], 1, 4, 128, k, v);
+    page_layout_init(&c.layouts[1], 1, 4, 128, k, v);
+    c.seqs = &seq;
+    case_begin("%u rows after %u tokens", seq.rows, seq.length - seq.rows);
+    scene_set_bases(&c, false);
+    check_scene(&c, 1);
     family_end();
 }
 
@@ -480,6 +499,8 @@ void check_cuda_attention(void) {
         for (uint32_t j = 0; j < (quick && i ? 1u : 4u); j++)
             check_formats(tile(TILES[j][0]), tile(TILES[j][1]), DIMS[i]);
     }
+    check_wide(affine(8, 64, SCALAR_F16), affine(4, 64, SCALAR_F16));
+    check_wide(tile(4), tile(4));
     check_groups();
     check_long(F16_FORMAT, F16_FORMAT);
     check_long(affine(8, 64, SCALAR_F16), affine(4, 64, SCALAR_F16));

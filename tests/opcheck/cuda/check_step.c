@@ -53,6 +53,10 @@ static struct kv_format affine(uint8_t bits, uint8_t group) {
     return (struct kv_format){.bits = bits, .scalar = SCALAR_F16, .group = group};
 }
 
+static struct kv_format whole(uint8_t bits, enum kv_kind kind) {
+    return (struct kv_format){bits, SCALAR_F16, kind == KV_TILE ? 0 : 64, (uint8_t)kind};
+}
+
 /* n x k, of a size that keeps a row's length about the same from layer to layer: of 4 bits, or
  * f16, for which no operation is joined with the one before it. */
 static const struct backend_weight *make_matrix(uint32_t n, uint32_t k, bool halves) {
@@ -224,6 +228,7 @@ static void batch_other(struct own_batch *b, const struct scene *s) {
             length -= shift;
         else {
             view.base_page += shift;
+            view.shadow_first += shift;
             length += shift * TILE_TOKENS;
         }
         batch_add(b, &view, length - q->rows, q->rows);
@@ -404,16 +409,26 @@ static void check_formats(const char *name, struct kv_format k, struct kv_format
         {.length = 200, .rows = 3, .span = UINT32_MAX, .switch_at = 0},
         {.length = 150, .rows = 1, .span = UINT32_MAX, .switch_at = 0},
     };
+    const bool whole = kv_format_whole(k); /* after an exact start; one of the pages becomes full */
     s->seqs = seqs;
     s->n_seqs = prefill ? sizeof seqs / sizeof *seqs : 4;
-    page_layout_init(&s->layouts[0], s->layers, s->kv_heads, head_dim, k, v);
-    page_layout_init(&s->layouts[1], s->layers, s->kv_heads, head_dim, exact, exact);
+    page_layout_init(&s->layouts[whole], s->layers, s->kv_heads, head_dim, k, v);
+    page_layout_init(&s->layouts[!whole], s->layers, s->kv_heads, head_dim, exact, exact);
+    for (uint32_t i = 0; whole && i < s->n_seqs; i++)
+        seqs[i].switch_at = 1;
+    if (whole) {
+        seqs[1].length = 5 * TILE_TOKENS;
+        seqs[2].length = TILE_TOKENS - 10; /* in the exact start */
+    }
+    s->turned_start = whole;
+    scene_set_bases(s, false);
     if (!family_begin("step", "%s dim %u%s%s", name, head_dim, prefill ? ", prefill" : "",
                       halves ? ", f16" : ""))
         return;
     case_begin("%u layers, %u sequences", s->layers, s->n_seqs);
     model_make(&m, true, 2, halves);
-    check_replay(&m, v.bits != 3); /* plain rows depend on the page that they begin in */
+    /* plain rows depend on the page that they begin in, and B fills no page */
+    check_replay(&m, v.bits != 3 && !whole);
     if (prefill && !quick && head_dim == 128 && v.bits == 4)
         check_forgotten(&m);
     model_free(&m);
@@ -425,12 +440,15 @@ void check_cuda_step(void) {
     check_formats("8/4", affine(8, 64), affine(4, 64), 128, false, false);
     check_formats("8/4", affine(8, 64), affine(4, 64), 128, true, true);
     check_formats("6/3", affine(6, 64), affine(3, 64), 128, true, false); /* plain rows too */
+    check_formats("r8/4", whole(8, KV_ROTATED), whole(4, KV_ROTATED), 128, false, false);
     check_errors_stick();
     if (quick)
         return;
     check_formats("4/4", affine(4, 64), affine(4, 64), 64, false, false);
     check_formats("4/2 g32", affine(4, 32), affine(2, 32), 64, true, false);
     check_formats("bf16", exact, exact, 128, true, true);
+    check_formats("t4", whole(4, KV_TILE), whole(4, KV_TILE), 64, false, false);
+    check_formats("t3", whole(3, KV_TILE), whole(3, KV_TILE), 128, true, false);
 }
 
 /* ---- times ----------------------------------------------------------------------------------- */
