@@ -159,12 +159,14 @@ static bool alloc_fixed(cuda_backend *b) {
         const size_t items = b->most[i].items[COUNT_DECODE],
                      plain = plain_parts_most(g.kv_heads) * g.kv_heads,
                      part_rows =
-                         std::max(decode_parts(b, items, g.kv_heads) * (g.heads / g.kv_heads),
-                                  plain * PLAIN_COLUMNS);
+                         std::max({decode_parts(b, items, g.kv_heads) * (g.heads / g.kv_heads),
+                                   plain * PLAIN_COLUMNS, prefill_parts(b, l->pages, g.head_dim)});
         floats = std::max(floats, part_rows * g.head_dim);
         rows = std::max(rows, part_rows);
         arrived = std::max(arrived, std::max(items * g.kv_heads, plain));
     }
+    b->part_floats = floats;
+    b->part_rows = rows;
     // experts: each of a row's inputs of the second product is a row of its own
     const size_t act_bytes =
         std::max(product_scratch_bytes_cuda(l->rows, l->dim),

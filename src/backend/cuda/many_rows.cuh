@@ -201,7 +201,7 @@ template <class F, int N, int WM> struct many_ring {
     __device__ __forceinline__ void init() const {
         for (uint32_t i = 0; i < count; i++) {
             barrier_init(full + 8 * i, WM * COPY_ARRIVALS);
-            barrier_init(used + 8 * i, WARPS);
+            barrier_init(used + 8 * i, WARPS * WARP_ARRIVALS);
         }
         barriers_ready();
     }
@@ -241,11 +241,7 @@ template <class F, int N, int WM> struct many_ring {
     }
     __device__ __forceinline__ void wait() const { barrier_wait(full + 8 * at, phase); }
     // A warp has read stage i.
-    __device__ __forceinline__ void release(uint32_t i) const {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0)
-            barrier_arrive(used + 8 * i);
-    }
+    __device__ __forceinline__ void release(uint32_t i) const { warp_arrive(used + 8 * i); }
     // A run of RUN_PAIRS from stage s on. Weights of a block are made while the products of the one
     // before are under way.
     __device__ __forceinline__ void overlapped_run(uint32_t s, uint32_t tile, Sums<N> &sums) {

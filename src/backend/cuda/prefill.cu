@@ -19,24 +19,19 @@
 //     run, 256 tokens       in registers
 //     super, 2,048 tokens   in shared memory, each thread its own part
 //     row                   in out itself, until it is divided by the row's sum
+//
+// Few rows after many tokens, such as the next message of a chat, make few blocks: then each
+// super-run has blocks of its own (gridDim.y), which leave what they have of a row in part_out, and
+// fold_supers merges them in the same order.
+#include <algorithm>
+
+#include "backend/cuda/prefill_supers.cuh"
 #include "backend/cuda/slots.cuh"
 #include "backend/cuda/wgmma.cuh"
 
 namespace {
 
 enum { GROUP_ROWS = 64, SLOTS_MAX = 6 };
-
-// One lane of a warp says that all are done with a slot. compute-sanitizer's racecheck follows each
-// thread by itself, so for it all of them do.
-#ifdef KVASIR_RACECHECK
-enum { ARRIVALS = 32 };
-#else
-enum { ARRIVALS = 1 };
-#endif
-
-struct PrefillArgs : PassArgs {
-    int slots; // of K, and of V
-};
 
 // What is merged of a row so far: its open super, and the supers before.
 struct RowState {
@@ -45,8 +40,8 @@ struct RowState {
 
 // The tiles that some row of a block sees, in order: those with kept positions, then the window's.
 struct Tiles {
-    uint32_t kept, window, end; // numbers: [0, kept), then [window, end)
-    __device__ uint32_t first() const { return kept ? 0 : window; }
+    uint32_t start, kept, window, end; // numbers: [start, kept), then [window, end)
+    __device__ uint32_t first() const { return start < kept ? start : window; }
     __device__ uint32_t next(uint32_t n) const {
         return n + 1 >= kept && n + 1 < window ? window : n + 1;
     }
@@ -57,8 +52,8 @@ struct Work {
     const prefill_item &item;
     const batch_seq &seq;
     const dev_view &view;
-    uint32_t kv;
-    uint32_t pos, end; // of the first token; tokens from `end` on were never written
+    uint32_t index, kv; // of the item; the head
+    uint32_t pos, end;  // of the first token; tokens from `end` on were never written
     Tiles tiles;
 };
 
@@ -105,11 +100,7 @@ struct Ring {
     __device__ __forceinline__ uint32_t slot() const { return slots_at + at * slot_bytes; }
     __device__ __forceinline__ void wait_full() const { barrier_wait(full + 8 * at, phase); }
     __device__ __forceinline__ void wait_empty() const { barrier_wait(empty + 8 * at, phase ^ 1); }
-    __device__ __forceinline__ void arrive(uint32_t bar) const {
-        __syncwarp();
-        if (threadIdx.x % 32 < ARRIVALS)
-            barrier_arrive(bar + 8 * at);
-    }
+    __device__ __forceinline__ void arrive(uint32_t bar) const { warp_arrive(bar + 8 * at); }
     __device__ __forceinline__ void done() {
         arrive(empty);
         next();
@@ -227,12 +218,19 @@ struct Place {
 // The tiles that some row of an item sees, from position `first` to `last`.
 __device__ __forceinline__ Tiles tiles_seen(const dev_view &view, uint32_t first, uint32_t last) {
     Tiles tiles;
+    tiles.start = 0;
     tiles.end = last / TILE_TOKENS + 1;
     tiles.window = kv_window_start(view.span, first) / TILE_TOKENS;
     tiles.kept = (min(view.keep, last + 1) + TILE_TOKENS - 1) / TILE_TOKENS;
     if (tiles.window <= tiles.kept)
         tiles.window = tiles.kept;
     return tiles;
+}
+
+// Those of one super-run.
+__device__ __forceinline__ Tiles tiles_of_super(const Tiles &t, uint32_t super) {
+    const uint32_t first = super * SUPER_RUNS * RUN_TILES, end = first + SUPER_RUNS * RUN_TILES;
+    return {first, min(t.kept, end), max(t.window, first), min(t.end, end)};
 }
 
 // Rows of a group, packed by its warps, 16 each.
@@ -465,12 +463,33 @@ __device__ __forceinline__ void rotate_row_back(float *to, int q, bool some, flo
                 *(float4 *)(to + y * (D / 2) + 16 * x + 4 * q) = v[x][y];
 }
 
-// Merges a super into its rows; row_fresh: it is their first; ends: their last, so outputs are
-// divided by the rows' sums.
+// Leaves a super's rows for fold_supers.
+template <int D, class B>
+__device__ __forceinline__ void leave_super(const PrefillArgs &a, const Work &work,
+                                            const Place &place) {
+    auto &sh = *reinterpret_cast<typename B::Shared *>(memory);
+    for (int i = 0; i < 2; i++) {
+        const int row = place.row(i);
+        const size_t part = part_at(a, work.index, work.kv, blockIdx.y, B::ROWS, row);
+        if (row / a.gqa >= work.item.tokens)
+            continue;
+        if (place.q == 0)
+            a.part_ms[part] = make_float2(sh.state[row].super_max, sh.state[row].super_sum);
+        for (int x = 0; x < D / 32; x++)
+            for (int y = 0; y < 2; y++)
+                *(float4 *)(a.part_out + part * D + y * (D / 2) + 16 * x + 4 * place.q) =
+                    sh.super[(i * (D / 32) + x) * 2 + y][threadIdx.x];
+    }
+}
+
+// Merges a super into its rows, unless fold_supers does so; row_fresh: it is their first; ends:
+// their last, so outputs are divided by the rows' sums.
 template <int D, class B>
 __device__ __forceinline__ void merge_super(const PrefillArgs &a, const Work &work,
                                             const Place &place, bool row_fresh, bool ends) {
     auto &sh = *reinterpret_cast<typename B::Shared *>(memory);
+    if (a.supers > 1)
+        return leave_super<D, B>(a, work, place);
     for (int i = 0; i < 2; i++) {
         const int row = place.row(i);
         const uint32_t token = row / a.gqa, head = work.kv * a.gqa + row % a.gqa;
@@ -627,11 +646,16 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16, ALONE>::THREADS, 1)
     const batch_seq seq = g.seqs[item.seq];
     const dev_view view = g.views[item.seq];
     const uint32_t pos = seq.pos + item.first, last = pos + item.tokens - 1;
-    const Work work = {item, seq, view, kv, pos, seq.pos + seq.rows, tiles_seen(view, pos, last)};
+    Tiles tiles = tiles_seen(view, pos, last);
+    if (a.supers > 1)
+        tiles = tiles_of_super(tiles, blockIdx.y);
+    if (tiles.first() >= tiles.end) // no row sees anything of this super
+        return;
+    const Work work = {item, seq, view, index, kv, pos, seq.pos + seq.rows, tiles};
 
     if (threadIdx.x < 2 * SLOTS_MAX) {
-        barrier_init(smem_at(&sh.full[0][threadIdx.x]), GROUP / 32 * ARRIVALS);
-        barrier_init(smem_at(&sh.empty[0][threadIdx.x]), B::GROUPS * GROUP / 32 * ARRIVALS);
+        barrier_init(smem_at(&sh.full[0][threadIdx.x]), GROUP / 32 * WARP_ARRIVALS);
+        barrier_init(smem_at(&sh.empty[0][threadIdx.x]), B::GROUPS * GROUP / 32 * WARP_ARRIVALS);
     }
     barriers_ready();
     __syncthreads();
@@ -709,6 +733,26 @@ bool prefill_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats,
     return slots_of(b, choose(k_formats, v_formats, alone, head_dim)) >= 1;
 }
 
+// As far as that is worth memory.
+size_t prefill_parts(const cuda_backend *b, uint64_t pages, uint32_t head_dim) {
+    constexpr size_t MOST_BYTES = 64 << 20;
+    if (!head_dim_fast(head_dim))
+        return 0;
+    const size_t supers = pages / (SUPER_RUNS * RUN_TILES) + 1,
+                 rows = (size_t)b->sm_count / 2 * supers * prefill_block_rows(head_dim);
+    return supers == 1 ? 0 : std::min(rows, MOST_BYTES / (head_dim * sizeof(float)));
+}
+
+// Blocks of each super-run if they are few, and there is room for what they leave.
+static uint32_t supers_apart(const cuda_backend *b, const group_plan &plan, uint32_t blocks,
+                             const Choice &c, uint32_t dim) {
+    const size_t parts = (size_t)blocks * plan.prefill_supers * c.rows;
+    return 2 * blocks <= (uint32_t)b->sm_count && parts <= b->part_rows &&
+                   parts * dim <= b->part_floats
+               ? plan.prefill_supers
+               : 1;
+}
+
 void attention_prefill(cuda_backend *b, const attention_op &op, const attention_pass &pass) {
     const group_plan &plan = b->plan[op.group];
     const auto &shape = b->limits.group[op.group];
@@ -721,7 +765,16 @@ void attention_prefill(cuda_backend *b, const attention_op &op, const attention_
     if (!cuda_ok(b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          (int)bytes)))
         return;
-    const PrefillArgs args = {pass_args(b, op, pass), slots};
-    cuda_ok(b, launch_early(b, c.kernel, plan.blocks[COUNT_PREFILL] * kv_heads, c.threads, bytes,
-                            b->group[op.group], args));
+    const uint32_t blocks = plan.blocks[COUNT_PREFILL] * kv_heads,
+                   supers = supers_apart(b, plan, blocks, c, shape.head_dim);
+    const PrefillArgs args = {pass_args(b, op, pass), slots, supers, b->part_out, b->part_ms};
+    if (!cuda_ok(b, launch_early(b, c.kernel, dim3(blocks, supers), c.threads, bytes,
+                                 b->group[op.group], args)) ||
+        supers == 1)
+        return;
+    void (*fold)(step_group, PrefillArgs, uint32_t) = shape.head_dim == 64    ? fold_supers<64>
+                                                      : shape.head_dim == 128 ? fold_supers<128>
+                                                                              : fold_supers<256>;
+    cuda_ok(b, launch_early(b, fold, dim3(blocks, blocks_of(c.rows, FOLD_WARPS)), FOLD_WARPS * 32,
+                            0, b->group[op.group], args, c.rows));
 }
