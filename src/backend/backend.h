@@ -481,7 +481,7 @@ struct backend_ops {
      * enqueued so far. What is enqueued later does not wait for lanes: it must not use what they
      * write before lane_wait has returned, nor write what they read. */
     void (*lanes_follow)(struct backend *b);
-    /* Before lanes write all of a page: it has memory from now on, whatever that holds. */
+    /* Before lanes write all of a page: it has memory from now on, and holds anything. */
     void (*arena_map)(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes);
     /* Begin to copy to or from a part of a page that is taken until lane_wait returns; `at` is a
      * byte offset. host: of pinned_alloc. */

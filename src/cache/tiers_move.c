@@ -25,7 +25,7 @@ uint32_t tiers_block_bytes(const struct kv_cache *c, uint64_t *most) {
         for (uint32_t l = 0; l < c->groups[g].n_layouts; l++) {
             const uint64_t page = c->layouts[g][l].page_bytes;
             *most = page > *most ? page : *most;
-            if (l != LAYOUT_START || c->rule.start_pages) /* else there are hardly any */
+            if (l != LAYOUT_START || c->rule.start_pages) /* else of shadows alone */
                 bytes[n++] = page;
         }
     return tier_memory_block(bytes, n);

@@ -4,8 +4,9 @@
  *
  * A reader takes neighbouring objects of one load, as many as make a good exchange with a disk or a
  * network. Loads are served in the order in which they came. What was read is compared with what
- * was wanted here, so that no other place can forget it, and published record by record: a load
- * that is late has all that came. The first page that did not come well is the load's cut, and
+ * was wanted here, so that no other place can forget it, and published record by record, or once
+ * all of a batch has come if a device copies it from where the tier has it: a load that is late has
+ * what was published. The first page that did not come well is the load's cut, and
  * nothing after it is read any more.
  */
 #define _GNU_SOURCE             /* gettid */
@@ -31,8 +32,15 @@ static void close_object(struct tier_load *l, struct load_object *o, enum tier_r
     l->open--;
 }
 
+/* What is lent is waited for once for each batch, so batches are large, but each reader has one. */
+static uint64_t batch_bytes(const struct store *w, const struct tier_load *l) {
+    if (!w->tier->ops->lend || !pages_are_far(w->all))
+        return READ_BYTES;
+    return max_size(READ_BYTES, min_size(LENT_BYTES, l->read_bytes / w->n_readers));
+}
+
 bool store_take(struct store *w, struct tier_load *l, struct batch_read *out) {
-    const uint64_t most = w->tier->ops->lend && pages_are_far(w->all) ? LENT_BYTES : READ_BYTES;
+    const uint64_t most = batch_bytes(w, l);
     uint64_t bytes = 0;
     uint32_t *i = &l->taken_to[w->index];
     out->n = 0;
@@ -125,7 +133,7 @@ static void read_lent(const struct reader *reader, struct tier_read *reads,
     size_t bytes;
     for (uint32_t i = 0; i < n; i++) {
         lent[i] = t->ops->lend(t, reads[i].key, &loans[i]);
-        if (!lent[i] || loans[i].left != reads[i].bytes) /* record_begin will say so */
+        if (!lent[i] || loans[i].left != reads[i].bytes) /* record_begin finds that it is damaged */
             continue;
         struct tier_loan copied = loans[i];
         for (uint64_t at = 0; (from = t->ops->lent(t, &copied, &bytes)) != NULL; at += bytes)
@@ -137,6 +145,7 @@ static void read_lent(const struct reader *reader, struct tier_read *reads,
         struct tier_loan summed = loans[i];
         reads[i].sum = reader->sum;
         if (record_begin(&reads[i], summed.head)) {
+            ASSERT(summed.left == reads[i].bytes); /* unchecked is for tests of other tiers */
             while ((from = t->ops->lent(t, &summed, &bytes)) != NULL)
                 record_piece(&reads[i], from, bytes);
             record_end(&reads[i]);

@@ -290,6 +290,25 @@ static void test_damage(void **state) {
     free_world(&w);
 }
 
+/* A device that fails to copy: no page of the load is used, as none is known to have its bytes. */
+static void test_broken_lanes(void **state) {
+    (void)state;
+    struct world w = make_world(FAR, 900 << 10, 64 << 20, 0);
+    int32_t tokens[TOKENS];
+    for (uint32_t p = 0; p < PROMPTS; p++)
+        assert_int_equal(run_prompt(&w, p), 0);
+    make_prompt(0, tokens);
+    const uint32_t had = tree_look(w.tree, "", 0, tokens, TOKENS).length;
+    assert_true(had < PAGES * TILE_TOKENS);
+    backend_null_break_lanes(w.backend, true);
+    load(&w, tokens);
+    backend_null_break_lanes(w.backend, false);
+    assert_int_equal(tree_look(w.tree, "", 0, tokens, TOKENS).length, had);
+    assert_true(stats_of(&w).failed > 0 && stats_of(&w).damaged == 0);
+    assert_int_equal(run_prompt(&w, 0), PAGES * TILE_TOKENS);
+    free_world(&w);
+}
+
 /* The host's memory is small, too: what it dropped is computed again, and what it has is right. */
 static void test_small_host(void **state) {
     (void)state;
@@ -333,9 +352,10 @@ static void test_no_bytes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pages),      cmocka_unit_test(test_states),
-        cmocka_unit_test(test_disk),       cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_small_host), cmocka_unit_test(test_no_bytes),
+        cmocka_unit_test(test_pages),        cmocka_unit_test(test_states),
+        cmocka_unit_test(test_disk),         cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_broken_lanes), cmocka_unit_test(test_small_host),
+        cmocka_unit_test(test_no_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* null.c: a backend without bytes, threads and kernels, to measure what the cache and the scheduler
  * cost by themselves; and two with bytes (null.h). They have none of the operations. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "backend/host.h"
@@ -9,9 +10,15 @@
 /* Most of these ignore their arguments. */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
+struct null_backend {
+    struct backend base;
+    atomic_bool broken; /* lanes */
+};
+
 struct backend_arena {
     size_t bytes;  /* of address space: the bounds of what callers name */
     uint8_t *base; /* [bytes]; NULL: pages have none */
+    bool *mapped;  /* [bytes / PAGE_ADDR_UNIT] what was taken or mapped; NULL: there are no lanes */
 };
 
 static bool has_bytes(const struct backend *b) {
@@ -71,27 +78,38 @@ static uint8_t *at_byte(const struct backend_arena *a, size_t at, size_t bytes) 
     return a->base + at;
 }
 
+static void null_arena_destroy(struct backend *b, struct backend_arena *a) {
+    if (a->base)
+        mem_unreserve(a->base, a->bytes);
+    mem_free(a->mapped);
+    mem_free(a);
+}
+
 static struct backend_arena *null_arena_create(struct backend *b, size_t bytes) {
     struct backend_arena *a = mem_calloc(1, sizeof *a);
     if (!a)
         return NULL;
     a->bytes = bytes;
-    if (has_bytes(b) && !(a->base = mem_reserve(bytes))) {
-        mem_free(a);
+    if (has_bytes(b))
+        a->base = mem_reserve(bytes);
+    if (b->ops->lane_create)
+        a->mapped = mem_calloc(bytes / PAGE_ADDR_UNIT, sizeof *a->mapped);
+    if ((has_bytes(b) && !a->base) || (b->ops->lane_create && !a->mapped)) {
+        null_arena_destroy(b, a);
         return NULL;
     }
     return a;
 }
 
-static void null_arena_destroy(struct backend *b, struct backend_arena *a) {
-    if (a->base)
-        mem_unreserve(a->base, a->bytes);
-    mem_free(a);
+static void set_mapped(struct backend_arena *a, uint32_t addr, size_t bytes, bool mapped) {
+    check_unit(a, addr);
+    if (a->mapped)
+        memset(a->mapped + addr, mapped, bytes / PAGE_ADDR_UNIT);
 }
 
 static void null_arena_take(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes,
                             bool fresh) {
-    check_unit(a, addr);
+    set_mapped(a, addr, bytes, true);
     if (a->base && !fresh)
         memset(at_byte(a, page_offset(addr), bytes), 0, bytes);
 }
@@ -103,7 +121,7 @@ static uint8_t *null_arena_host(struct backend *b, struct backend_arena *a, uint
 
 static void null_arena_release(struct backend *b, struct backend_arena *a, uint32_t addr,
                                size_t bytes) {
-    check_unit(a, addr);
+    set_mapped(a, addr, bytes, false);
     if (a->base)
         mem_release(at_byte(a, page_offset(addr), bytes), bytes);
 }
@@ -147,7 +165,7 @@ static void null_page_convert(struct backend *b, struct backend_arena *a,
 /* ---- lanes: every copy is done when its call returns ----------------------------------------- */
 
 struct backend_lane {
-    struct backend *backend;
+    struct null_backend *backend;
 };
 
 static void *null_pinned_alloc(struct backend *b, size_t bytes) {
@@ -161,7 +179,7 @@ static void null_pinned_free(struct backend *b, void *p) {
 static struct backend_lane *null_lane_create(struct backend *b) {
     struct backend_lane *l = mem_calloc(1, sizeof *l);
     if (l)
-        l->backend = b;
+        l->backend = (struct null_backend *)b;
     return l;
 }
 
@@ -173,21 +191,24 @@ static void null_lanes_follow(struct backend *b) {}
 
 static void null_arena_map(struct backend *b, struct backend_arena *a, uint32_t addr,
                            size_t bytes) {
-    check_unit(a, addr);
+    set_mapped(a, addr, bytes, true);
 }
 
 static void null_lane_put(struct backend_lane *l, struct backend_arena *a, size_t at,
                           const void *host, size_t bytes) {
-    memcpy(at_byte(a, at, bytes), host, bytes);
+    ASSERT(a->mapped[at / PAGE_ADDR_UNIT] && a->mapped[(at + bytes - 1) / PAGE_ADDR_UNIT]);
+    if (!l->backend->broken)
+        memcpy(at_byte(a, at, bytes), host, bytes);
 }
 
 static void null_lane_get(struct backend_lane *l, const struct backend_arena *a, size_t at,
                           void *host, size_t bytes) {
-    memcpy(host, at_byte(a, at, bytes), bytes);
+    if (!l->backend->broken)
+        memcpy(host, at_byte(a, at, bytes), bytes);
 }
 
 static bool null_lane_wait(struct backend_lane *l) {
-    return true;
+    return !l->backend->broken;
 }
 
 static void null_step_begin(struct backend *b, const struct batch *batch, uint32_t groups) {}
@@ -208,11 +229,11 @@ static const struct backend_ops LANES_OPS = {HOST_MEMBERS, .read = host_read, .w
 
 static kvasir_status create(const struct backend_ops *ops, struct backend **out,
                             kvasir_error *err) {
-    struct backend *b = mem_calloc(1, sizeof *b);
+    struct null_backend *b = mem_calloc(1, sizeof *b);
     if (!b)
         return fail(err, KVASIR_ERR_MEMORY, "backend: out of memory");
-    b->ops = ops;
-    *out = b;
+    b->base.ops = ops;
+    *out = &b->base;
     return KVASIR_OK;
 }
 
@@ -226,4 +247,9 @@ kvasir_status backend_null_create_bytes(struct backend **out, kvasir_error *err)
 
 kvasir_status backend_null_create_lanes(struct backend **out, kvasir_error *err) {
     return create(&LANES_OPS, out, err);
+}
+
+void backend_null_break_lanes(struct backend *b, bool broken) {
+    ASSERT(b->ops == &LANES_OPS);
+    ((struct null_backend *)b)->broken = broken;
 }

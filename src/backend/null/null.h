@@ -11,5 +11,7 @@
 kvasir_status backend_null_create(struct backend **out, kvasir_error *err) MUST_CHECK;
 kvasir_status backend_null_create_bytes(struct backend **out, kvasir_error *err) MUST_CHECK;
 kvasir_status backend_null_create_lanes(struct backend **out, kvasir_error *err) MUST_CHECK;
+/* Of the last one: from now on lanes copy nothing and fail, or work again. From any thread. */
+void backend_null_break_lanes(struct backend *b, bool broken);
 
 #endif
