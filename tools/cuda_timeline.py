@@ -6,7 +6,8 @@
 
 By kernel and number of blocks: launches, how long one is on the device (much of it waiting for its
 predecessor), and how long after its predecessor it ended, which is what it adds to a step. In
-microseconds, medians.
+microseconds, medians. Copies and fills, which may run beside kernels, have KiB for blocks and add
+nothing.
 """
 import re
 import statistics
@@ -28,9 +29,12 @@ def main() -> None:
             rows.append((int(start), int(end), int(blocks), short(name.strip())))
     rows.sort()
     kernels = {}
-    for before, row in zip(rows, rows[1:]):
-        start, end, blocks, name = row
-        kernels.setdefault((name, blocks), []).append((end - start, end - before[1]))
+    before = None
+    for start, end, blocks, name in rows:
+        copies = name == "fill" or name.startswith("copy_kind_")
+        added = 0 if copies or before is None else end - before
+        kernels.setdefault((name, blocks), []).append((end - start, added))
+        before = before if copies else end
     print(f"{'kernel':32} {'blocks':>7} {'times':>6} {'on device':>10} {'adds':>8}")
     for (name, blocks), times in sorted(kernels.items(), key=lambda k: -sum(t[1] for t in k[1])):
         on_device, adds = (statistics.median(t[i] for t in times) / 1e3 for i in (0, 1))
