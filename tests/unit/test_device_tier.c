@@ -155,8 +155,10 @@ static uint32_t check(const struct world *w, struct kv_seq *s, uint32_t prompt) 
 
 /* ---- prompts --------------------------------------------------------------------------------- */
 
-/* Waits for what the host's memory has of the prompt. */
+/* Waits for what the host's memory has of the prompt. Free pages have given their memory back. */
 static void load(const struct world *w, const int32_t *tokens) {
+    while (kv_pool_rest(kv_cache_pool(w->cache)))
+        ;
     struct tier_load *l = tiers_load(w->tiers, "", 0, tokens, TOKENS, UINT64_MAX);
     while (l && !tier_load_is_done(l)) {
         usleep(200);
