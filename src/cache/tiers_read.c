@@ -32,11 +32,13 @@ static void close_object(struct tier_load *l, struct load_object *o, enum tier_r
     l->open--;
 }
 
-/* What is lent is waited for once for each batch, so batches are large, but each reader has one. */
+/* What is lent is waited for once for each batch, so batches are large. But each reader has a part
+ * of the load, and three quarters of the tier are free to make room for others. */
 static uint64_t batch_bytes(const struct store *w, const struct tier_load *l) {
     if (!w->tier->ops->lend || !pages_are_far(w->all))
         return READ_BYTES;
-    return max_size(READ_BYTES, min_size(LENT_BYTES, l->read_bytes / w->n_readers));
+    const uint64_t part = min_size(l->read_bytes, w->limit_bytes / 4) / w->n_readers;
+    return max_size(READ_BYTES, min_size(LENT_BYTES, part));
 }
 
 bool store_take(struct store *w, struct tier_load *l, struct batch_read *out) {
