@@ -167,6 +167,14 @@ struct scene {
     struct kv_view *views;           /* [n_seqs] what the device sees; batch.views */
     struct kv_view *reference_views; /* [n_seqs] the same over the reference's arena */
 };
+/* Formats that are encoded when a page is full. */
+static inline struct kv_format rotated_format(uint8_t bits) {
+    return (struct kv_format){bits, SCALAR_F16, 64, KV_ROTATED};
+}
+static inline struct kv_format tile_format(uint8_t bits) {
+    return (struct kv_format){bits, SCALAR_F16, 0, KV_TILE};
+}
+
 /* Takes layouts, heads, kv_heads, head_dim, layers, n_seqs, seqs and the next two; makes the rest
  * but for the arenas and the layouts of shadows. A layouts[1] with page_bytes 0 becomes a copy of
  * layouts[0]. If `checked`, tokens below length hold random values, encoded by the definition in

@@ -323,12 +323,6 @@ static const struct kv_format F16_FORMAT = {16, SCALAR_F16, 0, KV_ROWS},
 static struct kv_format affine(uint8_t bits, uint8_t group, enum scalar_type t) {
     return (struct kv_format){bits, (uint8_t)t, group, KV_ROWS};
 }
-static struct kv_format rotated(uint8_t bits) {
-    return (struct kv_format){bits, SCALAR_F16, 64, KV_ROTATED};
-}
-static struct kv_format tile(uint8_t bits) {
-    return (struct kv_format){bits, SCALAR_F16, 0, KV_TILE};
-}
 
 static void random_seqs(struct scene *c, struct scene_seq *seqs, uint32_t longest) {
     static const uint32_t EDGES[] = {1, 2, 63, 64, 65, 128, 255, 256, 257, 320, 511, 513};
@@ -494,16 +488,16 @@ void check_cuda_attention(void) {
         check_formats(affine(8, 64, SCALAR_BF16), affine(4, 32, SCALAR_BF16), DIMS[i]);
         check_formats(F16_FORMAT, affine(4, 64, SCALAR_F16), DIMS[i]);
         check_formats(affine(4, 32, SCALAR_F16), BF16_FORMAT, DIMS[i]);
-        check_formats(rotated(8), rotated(4), DIMS[i]);
+        check_formats(rotated_format(8), rotated_format(4), DIMS[i]);
         static const uint8_t TILES[][2] = {{5, 4}, {4, 4}, {3, 3}, {4, 3}};
         for (uint32_t j = 0; j < (quick && i ? 1u : 4u); j++)
-            check_formats(tile(TILES[j][0]), tile(TILES[j][1]), DIMS[i]);
+            check_formats(tile_format(TILES[j][0]), tile_format(TILES[j][1]), DIMS[i]);
     }
     check_wide(affine(8, 64, SCALAR_F16), affine(4, 64, SCALAR_F16));
-    check_wide(tile(4), tile(4));
+    check_wide(tile_format(4), tile_format(4));
     check_groups();
     check_long(F16_FORMAT, F16_FORMAT);
     check_long(affine(8, 64, SCALAR_F16), affine(4, 64, SCALAR_F16));
     check_long(affine(4, 64, SCALAR_F16), affine(4, 64, SCALAR_F16));
-    check_long(tile(4), tile(4));
+    check_long(tile_format(4), tile_format(4));
 }

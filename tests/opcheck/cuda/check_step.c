@@ -53,10 +53,6 @@ static struct kv_format affine(uint8_t bits, uint8_t group) {
     return (struct kv_format){.bits = bits, .scalar = SCALAR_F16, .group = group};
 }
 
-static struct kv_format whole(uint8_t bits, enum kv_kind kind) {
-    return (struct kv_format){bits, SCALAR_F16, kind == KV_TILE ? 0 : 64, (uint8_t)kind};
-}
-
 /* n x k, of a size that keeps a row's length about the same from layer to layer: of 4 bits, or
  * f16, for which no operation is joined with the one before it. */
 static const struct backend_weight *make_matrix(uint32_t n, uint32_t k, bool halves) {
@@ -440,15 +436,15 @@ void check_cuda_step(void) {
     check_formats("8/4", affine(8, 64), affine(4, 64), 128, false, false);
     check_formats("8/4", affine(8, 64), affine(4, 64), 128, true, true);
     check_formats("6/3", affine(6, 64), affine(3, 64), 128, true, false); /* plain rows too */
-    check_formats("r8/4", whole(8, KV_ROTATED), whole(4, KV_ROTATED), 128, false, false);
+    check_formats("r8/4", rotated_format(8), rotated_format(4), 128, false, false);
     check_errors_stick();
     if (quick)
         return;
     check_formats("4/4", affine(4, 64), affine(4, 64), 64, false, false);
     check_formats("4/2 g32", affine(4, 32), affine(2, 32), 64, true, false);
     check_formats("bf16", exact, exact, 128, true, true);
-    check_formats("t4", whole(4, KV_TILE), whole(4, KV_TILE), 64, false, false);
-    check_formats("t3", whole(3, KV_TILE), whole(3, KV_TILE), 128, true, false);
+    check_formats("t4", tile_format(4), tile_format(4), 64, false, false);
+    check_formats("t3", tile_format(3), tile_format(3), 128, true, false);
 }
 
 /* ---- times ----------------------------------------------------------------------------------- */
