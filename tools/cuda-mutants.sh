@@ -26,7 +26,7 @@ log=${OUT:-bench/results}/cuda-mutants-$(date -u +%F).txt
 mkdir -p build-mutants
 
 plant() { python3 tools/mutants.py plant "$@"; } # FILE BEFORE AFTER
-make_program() { # FOLDER LINE; an empty line: the tree itself
+make_program() { # FOLDER LINE [JOBS]; an empty line: the tree itself
     local to=$1 tree
     [ ! -x "$to/opcheck" ] || return 0
     mkdir -p "$to"
@@ -38,7 +38,7 @@ make_program() { # FOLDER LINE; an empty line: the tree itself
         plant "$tree/src/backend/cuda/$file" "$before" "$after"
         echo "$file: $what" >"$to/what"
     fi
-    (cd "$tree" && JOBS=1 tools/opcheck.sh build "$define") >"$to/log" 2>&1 || true
+    (cd "$tree" && JOBS=${3:-1} tools/opcheck.sh build "$define") >"$to/log" 2>&1 || true
     if [ -z "$2" ]; then
         rm -f "$tree"/build-opcheck/opcheck*
         rm -rf build-mutants/objects
@@ -54,7 +54,8 @@ folder_of() { # LINE
 # The checks that a program with few kernels supports.
 checks() {
     local filter
-    for filter in "128 dims" "of 128" long matmul kv_store step; do
+    for filter in "128 dims" "of 128" long matmul kv_store step experts gate_mul short_conv \
+        delta_rule; do
         timeout 100 "$1" --device=cuda --quick --filter="$filter" || return 1
     done
 }
@@ -62,7 +63,7 @@ checks() {
 mapfile -t lines < <(grep -- "${1:-.}" tests/opcheck/mutants.txt)
 [ ${#lines[@]} -gt 0 ] || { echo "cuda-mutants: no line holds '$1'" >&2; exit 1; }
 folders=()
-make_program "$(folder_of "")" "" # first: the others reuse its objects
+make_program "$(folder_of "")" "" "$(nproc)" # first: the others reuse its objects
 for line in "${lines[@]}"; do
     folders+=("$(folder_of "$line")")
     while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || true; done

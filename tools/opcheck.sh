@@ -87,7 +87,7 @@ find_dependencies() { # FILE
 }
 
 # compile FOLDER [DEFINITION]: builds missing objects and the program. With DEFINITION, files that
-# mention it are compiled with it, and the program is opcheck-DEFINITION.
+# mention it, or include one that does, are compiled with it, and the program is opcheck-DEFINITION.
 compile() {
     local dir=$1 define=${2:-} arch f key object flags compiler objects=() commands=()
     arch=${ARCH:-$(gpu compute_cap | tr -d .)}
@@ -96,15 +96,15 @@ compile() {
     mkdir -p "$dir"
     for f in "${c_files[@]}" "${ref_files[@]}" "${cuda_files[@]}"; do
         compiler=$CC flags=$c_flags
+        find_dependencies "$f"
         case $f in
         *.cu)
             compiler=$NVCC flags="$nvcc_flags -gencode=arch=compute_$arch,code=sm_$arch"
-            [ -z "$define" ] || ! grep -q "$define" "$f" || flags="$flags -D$define"
+            [ -z "$define" ] || ! grep -q "$define" "${dependencies[@]}" || flags+=" -D$define"
             [ "$define" != KVASIR_FEW_KERNELS ] || flags=${flags/-lineinfo /}
             ;;
         src/backend/cpu/ref/*) flags="$c_flags -O3" ;;
         esac
-        find_dependencies "$f"
         key=$({ echo "$compiler $flags $f" && cat "${dependencies[@]}"; } | hash_of)
         object=$dir/$(echo "$f" | tr / _)-$key.o
         objects+=("$object")

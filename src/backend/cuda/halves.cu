@@ -162,12 +162,17 @@ template <class F, class From>
 void few_launch(cuda_backend *b, const product_args &a, const From &from) {
     const weight_view &w = a.part[0].w;
     const size_t bytes = few_input_bytes(w.pairs, a.rows);
+#ifdef KVASIR_FEW_KERNELS // for CI and cuda-mutants.sh: those for all shapes
+    constexpr bool OWN = false;
+#else
+    constexpr bool OWN = true;
+#endif
     const bool own = blocks_of(w.pairs, RUN_PAIRS) <= few_warps(w);
     if (a.rows == 1)
-        own ? few_launch<F, From, 1, true>(b, a, from, bytes)
+        own ? few_launch<F, From, 1, OWN>(b, a, from, bytes)
             : few_launch<F, From, 1, false>(b, a, from, bytes);
     else
-        own ? few_launch<F, From, 2, true>(b, a, from, bytes)
+        own ? few_launch<F, From, 2, OWN>(b, a, from, bytes)
             : few_launch<F, From, 2, false>(b, a, from, bytes);
 }
 
@@ -267,8 +272,13 @@ many_choice many_for(const cuda_backend *b, uint32_t outputs, uint32_t rows, uin
     const auto enough = [&](uint32_t n, uint32_t m) {
         return (size_t)blocks_of(outputs, n) * blocks_of(rows, m) >= (size_t)b->sm_count * 3 / 4;
     };
+#ifdef KVASIR_FEW_KERNELS
+    const many_choice large = many_of<F, 64, 4>(),
+                      choices[] = {large, large, large, many_of<F, 16, 2>()};
+#else
     const many_choice choices[] = {many_of<F, 128, 2>(), many_of<F, 64, 4>(), many_of<F, 64, 2>(),
                                    many_of<F, 16, 2>()};
+#endif
     const uint32_t wide = blocks_of(outputs, 256) * blocks_of(rows, 64);
     const bool sets = splits_for(b, choices[1], wide, runs).turn == SET_RUNS;
     uint32_t i = rows > 64 && enough(128, 128)            ? 0
