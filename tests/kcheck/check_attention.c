@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_attention.c: query_pack, score, centre, softmax and value kernels.
+/* check_attention.c: query_pack, score and value kernels.
  *
  * Bounds. u = 2^-24; gamma(n) = n u / (1 - n u) is the worst relative error of n roundings in a
  * row. Integer dots are exact and scales and codes are defined to the bit, so only these operations
@@ -8,8 +8,6 @@
  *   score, affine   per group dot to float, x scale, x s: 3, the same for the sum and b; 2 G - 1
  *                   additions of these 2 G terms; 1              gamma(2 G + 3) sum|terms|
  *   score, exact    dim products and additions in any order; 1   gamma(dim + 1) sum|terms|
- *   centre          P pairs: 2 P products and additions in order, adding to the score, 1
- *                                                   gamma(2 P + 3) (sum|terms| + |score|)
  *   value, affine   dot to float, x scale: 2; p b over 64 tokens: 64; joining them, adding to out,
  *                   1                  gamma(5) |scale dot| + gamma(67) sum|p b| + gamma(2) |out|
  *   value, exact    64 products and additions, adding to out, 1  gamma(66) (sum|p v| + |out|)
@@ -191,41 +189,77 @@ static void check_query_pack(const struct tier *t) {
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
+/* One token: its values, and its parts if its format is affine. */
+struct key {
+    double values[HEAD_DIM_MAX], magnitude;
+    uint8_t codes[HEAD_DIM_MAX];
+    float s[HEAD_DIM_MAX / 32], b[HEAD_DIM_MAX / 32];
+};
+
+static void read_key(const struct tile_layout *l, const void *tile, uint32_t token, struct key *k) {
+    decode_token(l, tile, token, k->values);
+    if (!kv_format_exact(l->format))
+        tile_get_row(l, tile, token, k->codes, k->s, k->b);
+    k->magnitude = 0;
+    for (uint32_t i = 0; i < l->head_dim; i++)
+        k->magnitude += fabs(k->values[i]);
+}
+
+/* One row of queries: its largest magnitude, and the sums of its codes in each group. */
+struct query_sums {
+    double max, codes[HEAD_DIM_MAX / 32];
+};
+
+static struct query_sums query_sums(const struct tile_layout *l, const struct query_rows *q,
+                                    uint32_t row) {
+    struct query_sums r = {0};
+    const size_t at = (size_t)row * q->dim;
+    for (uint32_t i = 0; i < q->dim; i++) {
+        float x = fabsf(q->f32[at + i]);
+        r.max = (double)x > r.max ? (double)x : r.max;
+        if (!kv_format_exact(l->format))
+            r.codes[i / l->group] += q->codes[at + i];
+    }
+    return r;
+}
+
 /* One row and token: the terms' magnitudes and the meaning. q in ref's (natural) order. */
 struct score_sum {
     double terms, floor, meaning, rounding;
 };
 
-static struct score_sum score_sum(const struct tile_layout *l, const void *tile,
-                                  const struct query_rows *q, uint32_t row, uint32_t token,
-                                  const double *k) {
-    struct score_sum r = {0, 0, 0, 0};
-    const float *x = q->f32 + (size_t)row * q->dim;
-    double key_sum = 0, max = 0;
-    for (uint32_t i = 0; i < q->dim; i++) {
-        r.meaning += x[i] * k[i];
-        r.terms += fabs(x[i] * k[i]);
-        key_sum += fabs(k[i]);
-        max = fmax(max, fabsf(x[i]));
-    }
-    r.floor = max < (double)ACT_TINY ? (double)ACT_TINY * key_sum : 0;
+/* Four sums side by side: one would wait for each addition. */
+static double meaning_of(const float *x, const double *k, uint32_t dim) {
+    double sums[4] = {0};
+    for (uint32_t i = 0; i < dim; i += 4)
+        for (uint32_t j = 0; j < 4; j++)
+            sums[j] += x[i + j] * k[i + j];
+    return sums[0] + sums[1] + (sums[2] + sums[3]);
+}
+
+static struct score_sum score_sum(const struct tile_layout *l, const struct query_rows *q,
+                                  const struct query_sums *sums, uint32_t row,
+                                  const struct key *k) {
+    const size_t at = (size_t)row * q->dim;
+    const float *x = q->f32 + at;
+    struct score_sum r = {0, 0, meaning_of(x, k->values, q->dim), 0};
+    r.floor = sums->max < (double)ACT_TINY ? (double)ACT_TINY * k->magnitude : 0;
     r.floor += TILE_UNDERFLOW * (q->dim / 32 + 1);
-    if (kv_format_exact(l->format))
+    if (kv_format_exact(l->format)) {
+        for (uint32_t i = 0; i < q->dim; i++)
+            r.terms += fabs(x[i] * k->values[i]);
         return r;
-    uint8_t codes[HEAD_DIM_MAX];
-    float s[HEAD_DIM_MAX / 32], b[HEAD_DIM_MAX / 32];
-    tile_get_row(l, tile, token, codes, s, b);
-    r.terms = 0;
-    for (uint32_t g = 0; g < l->groups; g++) {
-        double dot = 0, sum = 0;
-        for (uint32_t i = g * l->group; i < (g + 1) * l->group; i++) {
-            dot += q->codes[(size_t)row * q->dim + i] * codes[i];
-            sum += q->codes[(size_t)row * q->dim + i];
-        }
-        r.terms +=
-            fabs((double)s[g] * q->scale[row] * dot) + fabs((double)b[g] * q->scale[row] * sum);
     }
-    r.rounding = ROUNDED * q->scale[row] * key_sum;
+    for (uint32_t g = 0; g < l->groups; g++) {
+        const uint32_t first = g * l->group;
+        const int16_t *codes = q->codes + at + first;
+        int32_t dot = 0; /* below 2^31: 128 times 2^15 times 2^8 */
+        for (uint32_t i = 0; i < l->group; i++)
+            dot += codes[i] * k->codes[first + i];
+        r.terms += fabs((double)k->s[g] * q->scale[row] * dot) +
+                   fabs((double)k->b[g] * q->scale[row] * sums->codes[g]);
+    }
+    r.rounding = ROUNDED * q->scale[row] * k->magnitude;
     return r;
 }
 
@@ -249,13 +283,16 @@ static void compare_scores(const struct score_case *c, const float *got, size_t 
     (kv_format_exact(l->format) ? ref.score_exact : ref.score_affine)(l, c->tile, &q, want,
                                                                       TILE_TOKENS);
     double roundings = kv_format_exact(l->format) ? l->head_dim + 1 : 2 * l->groups + 3;
+    static struct query_sums sums[CASE_ROWS_MAX];
+    for (uint32_t row = 0; row < c->rows; row++)
+        sums[row] = query_sums(l, &q, row);
     for (uint32_t t = 0; t < TILE_TOKENS; t++) {
-        double k[HEAD_DIM_MAX];
+        struct key k;
         if (!c->live[t])
             continue;
-        decode_token(l, c->tile, t, k);
+        read_key(l, c->tile, t, &k);
         for (uint32_t row = 0; row < c->rows; row++) {
-            struct score_sum s = score_sum(l, c->tile, &q, row, t, k);
+            struct score_sum s = score_sum(l, &q, &sums[row], row, &k);
             double bound = gamma_of(roundings) * s.terms + s.floor, g = got[row * stride + t];
             check_near("score", row, t, g, want[row * TILE_TOKENS + t], bound);
             check_meaning("meaning of score", row, t, g, s.meaning, bound + s.rounding);
@@ -341,171 +378,6 @@ static void check_score_format(const struct tier *t, const struct tile_layout *l
         check_score_case(t, l, row_count(i));
 }
 
-/* ---- centres --------------------------------------------------------------------------------- */
-
-struct centre_case {
-    const struct tier *t;
-    const float *waves;  /* [table][2][64] */
-    uint32_t *index;     /* [pairs] */
-    const float *ab;     /* [rows][pairs][2] */
-    const float *before; /* [rows][64] the scores that are added to */
-    uint32_t rows, pairs;
-};
-
-static void compare_centres(const struct centre_case *c, const float *got, size_t stride) {
-    float *want = plain((size_t)c->rows * TILE_TOKENS * sizeof *want);
-    memcpy(want, c->before, (size_t)c->rows * TILE_TOKENS * sizeof *want);
-    ref.centre_tile(c->waves, c->index, c->pairs, c->ab, c->rows, want, TILE_TOKENS);
-    for (uint32_t row = 0; row < c->rows; row++)
-        for (uint32_t t = 0; t < TILE_TOKENS; t++) {
-            double meaning = c->before[row * TILE_TOKENS + t], terms = fabs(meaning);
-            for (uint32_t j = 0; j < c->pairs; j++) {
-                const float *wave = c->waves + (size_t)c->index[j] * 2 * TILE_TOKENS + t;
-                const float *ab = c->ab + ((size_t)row * c->pairs + j) * 2;
-                double a = (double)ab[0] * wave[0], b = (double)ab[1] * wave[TILE_TOKENS];
-                meaning += a + b;
-                terms += fabs(a) + fabs(b);
-            }
-            double bound = gamma_of(2 * c->pairs + 3) * terms + TILE_UNDERFLOW;
-            check_near("centre", row, t, got[row * stride + t], want[row * TILE_TOKENS + t], bound);
-            check_meaning("meaning of centre", row, t, got[row * stride + t], meaning, bound);
-        }
-}
-
-static void centre_invariance(const struct centre_case *c, const float *got, size_t stride) {
-    uint32_t order[64];
-    size_t width = 2 * (size_t)c->pairs;
-    random_order(order, c->rows);
-    float *ab = plain((size_t)c->rows * width * sizeof *ab + 1);
-    float *part = plain((size_t)c->rows * TILE_TOKENS * sizeof *part);
-    for (uint32_t i = 0; i < c->rows; i++) {
-        memcpy(ab + i * width, c->ab + order[i] * width, width * sizeof *ab);
-        memcpy(part + (size_t)i * TILE_TOKENS, c->before + (size_t)order[i] * TILE_TOKENS,
-               TILE_TOKENS * sizeof *part);
-    }
-    for (uint32_t start = 0, n; start < c->rows; start += n) {
-        n = start == 0 ? 1 : 1 + random_below(c->rows - start);
-        call_centre(c->t->k.centre_tile, c->waves, c->index, c->pairs, ab + start * width, n,
-                    part + (size_t)start * TILE_TOKENS, TILE_TOKENS);
-    }
-    for (uint32_t i = 0; i < c->rows; i++)
-        check_that(memcmp(part + (size_t)i * TILE_TOKENS, got + order[i] * stride,
-                          TILE_TOKENS * sizeof *part) == 0,
-                   "row %u: other bits alone or in other company", order[i]);
-}
-
-static void check_centre_case(const struct tier *t, uint32_t rows, uint32_t pairs) {
-    struct centre_case c = {.t = t, .rows = rows, .pairs = pairs};
-    uint32_t table = pairs + random_below(4) + 1;
-    case_begin("%u pairs, %u rows", pairs, rows);
-    float *waves = guarded((size_t)table * 2 * TILE_TOKENS * sizeof *waves);
-    c.index = guarded(pairs * sizeof *c.index);
-    float *ab = guarded((size_t)rows * pairs * 2 * sizeof *ab);
-    size_t stride = TILE_TOKENS + (random_bits() & 1) * random_below(500);
-    float *scores = guarded(((rows - 1) * stride + TILE_TOKENS) * sizeof *scores);
-    float *before = plain((size_t)rows * TILE_TOKENS * sizeof *before);
-    fill(waves, (size_t)table * 2 * TILE_TOKENS, FILL_UNIFORM);
-    for (uint32_t i = 0; i < 2 * table; i++) /* even cosines, odd sines */
-        for (uint32_t t0 = 0; t0 < TILE_TOKENS / 2; t0++) {
-            float *wave = waves + (size_t)i * TILE_TOKENS;
-            wave[t0] = i % 2 ? -wave[TILE_TOKENS - 1 - t0] : wave[TILE_TOKENS - 1 - t0];
-        }
-    for (uint32_t j = 0; j < pairs; j++)
-        c.index[j] = table - pairs + j;
-    for (uint32_t row = 0; row < rows; row++) {
-        fill_any(ab + (size_t)row * pairs * 2, (size_t)pairs * 2);
-        fill(before + (size_t)row * TILE_TOKENS, TILE_TOKENS, FILL_NORMAL);
-        memcpy(scores + row * stride, before + (size_t)row * TILE_TOKENS,
-               TILE_TOKENS * sizeof *before);
-    }
-    freeze(waves);
-    freeze(c.index);
-    freeze(ab);
-    c.waves = waves;
-    c.ab = ab;
-    c.before = before;
-    call_centre(t->k.centre_tile, waves, c.index, pairs, ab, rows, scores, stride);
-    check_that(gaps_untouched(scores, rows, TILE_TOKENS, stride), "wrote between rows");
-    compare_centres(&c, scores, stride);
-    centre_invariance(&c, scores, stride);
-    case_end();
-}
-
-static void check_centre(const struct tier *t) {
-    static const uint32_t PAIRS[] = {1, 2, 3, 7, 8, 16, 32, HEAD_DIM_MAX / 2};
-    if (!family_begin(t, "centre", ""))
-        return;
-    for (size_t p = 0; p < sizeof PAIRS / sizeof *PAIRS; p++)
-        for (uint32_t i = 0; i < ROW_COUNTS; i++)
-            check_centre_case(t, row_count(i), PAIRS[p]);
-    family_end();
-}
-
-/* ---- softmax --------------------------------------------------------------------------------- */
-
-static void fill_scores(float *p, uint32_t n) {
-    uint32_t kind = random_below(8);
-    fill_any(p, n);
-    for (uint32_t i = 0; i < n; i++) {
-        if (kind == 0)
-            p[i] *= 1e30f;
-        if (kind == 1)
-            p[i] = -200 * (float)i / (float)n; /* every exponent down to nothing */
-        if ((kind == 2 && random_bits() & 1) || (kind == 3 && i != n / 2) || kind == 4)
-            p[i] = -INFINITY;
-    }
-    uint32_t tail = kind == 5 ? random_below(n + 1) : 0;
-    for (uint32_t i = n - tail; i < n; i++)
-        p[i] = -INFINITY;
-}
-
-/* exp is held to 2 units in the last place (util.h promises that of m_expf), below 2^-126 to
- * 2^-126: tiers may flush what is subnormal. The argument is one float32 subtraction, the same for
- * all. The sum is that of the weights returned: n - 1 additions in any order. */
-static void compare_softmax(const float *x, const float *p, uint32_t n, float max, float sum) {
-    float want_max = -INFINITY;
-    double own_sum = 0;
-    for (uint32_t i = 0; i < n; i++)
-        want_max = x[i] > want_max ? x[i] : want_max;
-    check_that(max == want_max, "maximum is %.9g, not %.9g", (double)max, (double)want_max);
-    for (uint32_t i = 0; i < n; i++) {
-        if (x[i] == -INFINITY) {
-            check_that(p[i] == 0, "masked p[%u] is %.9g", i, (double)p[i]);
-            continue;
-        }
-        float shifted = x[i] - want_max;
-        double e = exp((double)shifted);
-        check_near("p", 0, i, p[i], e, 2 * 0x1p-23 * e + 0x1p-126);
-        own_sum += p[i];
-    }
-    check_near("sum", 0, 0, sum, own_sum, gamma_of(n) * own_sum);
-}
-
-static void check_softmax(const struct tier *t) {
-    if (!family_begin(t, "softmax_run", ""))
-        return;
-    for (int i = 0; i < 400; i++) {
-        uint32_t n = 64 * (1 + (uint32_t)i % (SPLIT_TOKENS / 64)), tail = 64 * random_below(8);
-        case_begin("%u scores", n);
-        float *p = guarded(n * sizeof *p), *x = plain(n * sizeof *x), max = NAN, sum = NAN;
-        float *q = guarded((n + tail) * sizeof *q), q_max = NAN, q_sum = NAN;
-        fill_scores(x, n);
-        memcpy(p, x, n * sizeof *p);
-        memcpy(q, x, n * sizeof *q);
-        call_softmax(t->k.softmax_run, p, n, &max, &sum);
-        compare_softmax(x, p, n, max, sum);
-        /* masked tokens at the end change no bit: how far a run is filled depends on the step */
-        for (uint32_t j = n; j < n + tail; j++)
-            q[j] = -INFINITY;
-        call_softmax(t->k.softmax_run, q, n + tail, &q_max, &q_sum);
-        check_that(memcmp(p, q, n * sizeof *p) == 0 && memcmp(&sum, &q_sum, sizeof sum) == 0 &&
-                       memcmp(&max, &q_max, sizeof max) == 0,
-                   "%u masked tokens behind %u change bits", tail, n);
-        case_end();
-    }
-    family_end();
-}
-
 /* ---- values ---------------------------------------------------------------------------------- */
 
 static void fill_weights(float *p, const uint8_t *live) {
@@ -564,28 +436,49 @@ static struct weights weights_of(const float *p, const float (*s)[TILE_TOKENS],
     return w;
 }
 
+/* The sums of one row and group, a lane for each dim. */
+struct value_sums {
+    int32_t dot[HEAD_DIM_MAX], visible[HEAD_DIM_MAX];
+    double meaning[HEAD_DIM_MAX], weighted[HEAD_DIM_MAX];
+};
+
+/* first: the group's first dim. s: of each token. */
+static void sum_values(const struct tile_layout *l, const float *p, const int32_t *weights,
+                       const float *s, const uint8_t (*codes)[HEAD_DIM_MAX], uint32_t first,
+                       struct value_sums *sums) {
+    memset(sums, 0, sizeof *sums);
+    for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+        if (p[t] == 0)
+            continue;
+        const double factor = (double)p[t] * s[t], size = fabs(factor);
+        for (uint32_t i = 0; i < l->group; i++) {
+            const int32_t code = codes[t][first + i];
+            sums->dot[i] += weights[t] * code; /* below 2^31: 64 times 2^15 times 2^8 */
+            sums->visible[i] += code;
+            sums->meaning[i] += factor * code;
+            sums->weighted[i] += size * code;
+        }
+    }
+}
+
 static void compare_affine_row(const struct value_case *c, uint32_t row, const float *got,
                                const float *want, const uint8_t (*codes)[HEAD_DIM_MAX],
                                const float (*s)[TILE_TOKENS], const float (*b)[TILE_TOKENS]) {
     const float *p = c->p + row * c->p_stride, *before = c->before + (size_t)row * c->l->head_dim;
     for (uint32_t g = 0; g < c->l->groups; g++) {
         struct weights w = weights_of(p, s, b, g);
-        for (uint32_t i = g * c->l->group; i < (g + 1) * c->l->group; i++) {
-            double dot = 0, meaning = before[i] + w.bias, visible = 0, weighted = 0;
-            for (uint32_t t = 0; t < TILE_TOKENS; t++) {
-                if (p[t] == 0)
-                    continue;
-                dot += w.codes[t] * codes[t][i];
-                meaning += (double)p[t] * s[g][t] * codes[t][i];
-                weighted += fabs((double)p[t] * s[g][t] * codes[t][i]);
-                visible += codes[t][i];
-            }
+        static struct value_sums sums;
+        const uint32_t first = g * c->l->group;
+        sum_values(c->l, p, w.codes, s[g], codes, first, &sums);
+        for (uint32_t j = 0; j < c->l->group; j++) {
+            const uint32_t i = first + j;
+            double visible = sums.visible[j], meaning = before[i] + w.bias + sums.meaning[j];
             double floor = TILE_UNDERFLOW + (w.max < ACT_TINY ? (double)ACT_TINY * visible : 0);
-            double bound = gamma_of(5) * fabs(w.scale * dot) + gamma_of(67) * w.bias_terms +
-                           gamma_of(2) * fabsf(before[i]) + floor;
+            double bound = gamma_of(5) * fabs((double)w.scale * sums.dot[j]) +
+                           gamma_of(67) * w.bias_terms + gamma_of(2) * fabsf(before[i]) + floor;
             check_near("value", row, i, got[i], want[i], bound);
             check_meaning("meaning of value", row, i, got[i], meaning,
-                          bound + ROUNDED * w.scale * visible + gamma_of(1) * weighted);
+                          bound + ROUNDED * w.scale * visible + gamma_of(1) * sums.weighted[j]);
         }
     }
 }
@@ -761,8 +654,6 @@ static void check_not_finite(const struct tier *t, const struct tile_layout *l) 
 
 void check_attention(const struct tier *t) {
     check_query_pack(t);
-    check_centre(t);
-    check_softmax(t);
     for_formats(t, "score", TILE_K, false, check_score_format);
     for_formats(t, "score", TILE_K, true, check_score_format);
     for_formats(t, "value", TILE_V, false, check_value_format);

@@ -39,7 +39,7 @@ static void check_format(const struct tier *t, const struct tile_layout *l) {
                 fill_edges(row, l->head_dim);
             call_encode(t->k.encode_row, l, tile, order[i], row);
             tile_encode_row(l, want, order[i], row);
-            uint32_t at = 0;
+            uint32_t at = memcmp(tile, want, l->bytes) == 0 ? l->bytes : 0;
             while (at < l->bytes && tile[at] == want[at])
                 at++;
             check_that(at == l->bytes,

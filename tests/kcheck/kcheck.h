@@ -6,7 +6,8 @@
  *     main.c               options, tiers, what is run
  *     support.c            buffers between guard pages, signals, counting
  *                          (random numbers: tests/support/random_data.c)
- *     check_attention.c    query_pack, score, centre, softmax, value
+ *     check_attention.c    query_pack, score, value
+ *     check_scores.c       centre, softmax
  *     check_encode.c       encode_row
  *     check_tiles.c        encode_tile, score_channels, basis_rows, hadamard_rows
  *     check_product.c      act_pack, product
@@ -61,6 +62,7 @@ struct tier {
 extern struct kernels ref; /* the table that everything is checked against */
 
 void check_attention(const struct tier *t);
+void check_scores(const struct tier *t);
 void check_encode(const struct tier *t);
 void check_tiles(const struct tier *t);
 void check_product(const struct tier *t);

@@ -115,6 +115,7 @@ int main(int argc, char **argv) {
         check_encode(&t);
         check_tiles(&t);
         check_attention(&t);
+        check_scores(&t);
         check_product(&t);
         check_elementwise(&t);
         check_recurrent(&t);

@@ -125,6 +125,8 @@ void check_that(bool holds, const char *format, ...) {
 __attribute__((noinline)) static void hash_bytes(const void *p, size_t bytes) {
     const uint8_t *at = p;
     uint64_t h = family.hash, word;
+    if (!print_hashes)
+        return;
     for (; bytes > 0; bytes -= bytes < 8 ? bytes : 8, at += 8) {
         word = 0;
         memcpy(&word, at, bytes < 8 ? bytes : 8);
@@ -137,7 +139,7 @@ __attribute__((noinline)) static void hash_bytes(const void *p, size_t bytes) {
  * to the compiler, which may exchange the operands of a product. */
 __attribute__((noinline)) static void hash_rows(const float *p, size_t rows, size_t n,
                                                 size_t stride) {
-    for (size_t row = 0; row < rows; row++)
+    for (size_t row = 0; print_hashes && row < rows; row++)
         for (size_t i = 0; i < n; i++) {
             float x = p[row * stride + i];
             uint32_t bits = 0x7fc00000;
@@ -255,6 +257,8 @@ void case_end(void) {
         if (!b->in_use)
             continue;
         const uint8_t *at = b->map + PAGE, *end = buffer_data(b);
+        if (at < end && *at == CANARY && memcmp(at, at + 1, (size_t)(end - at) - 1) == 0)
+            at = end; /* all are the first one */
         while (at < end && *at == CANARY)
             at++;
         check_that(at == end, "wrote %zu bytes before a buffer of %zu", (size_t)(end - at),
