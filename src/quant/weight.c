@@ -40,11 +40,18 @@ static void decode_f16(const struct weight *w, uint32_t row, float *out) {
     }
 }
 
+/* Eight at a time: one after the other takes twice as long, with sanitizers ten times. */
 static void decode_bf16(const struct weight *w, uint32_t row, float *out) {
+    typedef uint16_t halves __attribute__((vector_size(16), aligned(1), may_alias));
+    typedef uint32_t words __attribute__((vector_size(32), aligned(4), may_alias));
     const uint8_t *p = weight_row(w, row);
-    uint16_t h;
-    for (size_t i = 0; i < w->k; i++, p += sizeof h) {
-        memcpy(&h, p, sizeof h);
+    size_t i = 0;
+    for (; i + 8 <= w->k; i += 8)
+        *(words *)(out + i) =
+            __builtin_convertvector(*(const halves *)(p + i * sizeof(uint16_t)), words) << 16;
+    for (; i < w->k; i++) {
+        uint16_t h;
+        memcpy(&h, p + i * sizeof h, sizeof h);
         out[i] = bf16_to_f32(h);
     }
 }

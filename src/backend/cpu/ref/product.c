@@ -3,7 +3,8 @@
  *
  * The blocks of a weight row are unpacked once into scratch and used for every row of activations:
  *
- *     scratch:  quantized  | d [runs] f32 | m [runs] f32 | codes [k] s8 |      float  | w [k] f32 |
+ *     scratch:  quantized  | d [runs] f32 | m [runs] f32 | codes [k] s8 |
+ *               float      | w [2][k] f64 | w [k] f32 |, two outputs at a time
  *
  * An output is a function of its weight row and its activation row alone.
  */
@@ -71,30 +72,51 @@ void product_quant_ref(const struct weight *w, uint32_t n0, uint32_t n1, const s
     }
 }
 
-/* Eight sums side by side: one alone would wait for each of its additions. */
-static double dot_float(const float *x, const float *w, size_t n) {
+/* Two outputs of a row of activations: dots with w[0] and w[1]. For each eight sums side by side:
+ * one alone would wait for each of its additions. */
+static void dot_float(const float *x, const double *const w[2], size_t n, double dot[2]) {
     enum { SUMS = 8 };
-    double sum[SUMS] = {0}, all = 0;
+    double sum[2][SUMS] = {{0}}, value[SUMS];
     size_t i = 0;
-    for (; i + SUMS <= n; i += SUMS)
+    for (; i + SUMS <= n; i += SUMS) {
         for (size_t s = 0; s < SUMS; s++)
-            sum[s] += (double)x[i + s] * w[i + s];
-    for (; i < n; i++)
-        all += (double)x[i] * w[i];
-    for (size_t s = 0; s < SUMS; s++)
-        all += sum[s];
-    return all;
+            value[s] = x[i + s];
+        for (size_t s = 0; s < SUMS; s++)
+            sum[0][s] += value[s] * w[0][i + s];
+        for (size_t s = 0; s < SUMS; s++)
+            sum[1][s] += value[s] * w[1][i + s];
+    }
+    dot[0] = dot[1] = 0;
+    for (; i < n; i++) {
+        dot[0] += x[i] * w[0][i];
+        dot[1] += x[i] * w[1][i];
+    }
+    for (size_t s = 0; s < SUMS; s++) {
+        dot[0] += sum[0][s];
+        dot[1] += sum[1][s];
+    }
 }
 
 void product_float_ref(const struct weight *w, uint32_t n0, uint32_t n1, const struct act_rows *a,
                        float *y, size_t y_stride, void *scratch) {
     const struct weight_traits *traits = weight_traits_of(w->type);
-    float *values = scratch;
-    ASSERT(n1 <= w->n && a->k == w->k);
-    for (uint32_t j = n0; j < n1; j++) {
-        traits->decode(w, j, values);
-        for (uint32_t row = 0; row < a->rows; row++)
-            y[row * y_stride + (j - n0)] =
-                (float)dot_float(a->x + (size_t)row * a->k, values, a->k);
+    const size_t k = a->k;
+    ASSERT(n1 <= w->n && k == w->k && 20 * k <= product_scratch_bytes(a->k));
+    double *wide[2] = {scratch, (double *)scratch + k};
+    float *values = (float *)(wide[1] + k);
+    for (uint32_t j = n0, n; j < n1; j += n) {
+        n = min_u32(n1 - j, 2); /* of one, the second dot counts for nothing */
+        for (uint32_t o = 0; o < n; o++) {
+            traits->decode(w, j + o, values);
+            for (size_t i = 0; i < k; i++)
+                wide[o][i] = values[i];
+        }
+        const double *const pair[2] = {wide[0], wide[n - 1]};
+        for (uint32_t row = 0; row < a->rows; row++) {
+            double dot[2];
+            dot_float(a->x + row * k, pair, k, dot);
+            for (uint32_t o = 0; o < n; o++)
+                y[row * y_stride + (j + o - n0)] = (float)dot[o];
+        }
     }
 }
