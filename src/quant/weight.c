@@ -40,19 +40,20 @@ static void decode_f16(const struct weight *w, uint32_t row, float *out) {
     }
 }
 
-/* Eight at a time: one after the other takes twice as long, with sanitizers ten times. */
+/* Eight at a time: one by one takes eight times as long, under the thread sanitizer twice. */
 static void decode_bf16(const struct weight *w, uint32_t row, float *out) {
-    typedef uint16_t halves __attribute__((vector_size(16), aligned(1), may_alias));
-    typedef uint32_t words __attribute__((vector_size(32), aligned(4), may_alias));
+    enum { TOGETHER = 8 };
     const uint8_t *p = weight_row(w, row);
+    uint16_t h[TOGETHER];
     size_t i = 0;
-    for (; i + 8 <= w->k; i += 8)
-        *(words *)(out + i) =
-            __builtin_convertvector(*(const halves *)(p + i * sizeof(uint16_t)), words) << 16;
+    for (; i + TOGETHER <= w->k; i += TOGETHER) {
+        memcpy(h, p + i * sizeof *h, sizeof h);
+        for (size_t j = 0; j < TOGETHER; j++)
+            out[i + j] = bf16_to_f32(h[j]);
+    }
     for (; i < w->k; i++) {
-        uint16_t h;
-        memcpy(&h, p + i * sizeof h, sizeof h);
-        out[i] = bf16_to_f32(h);
+        memcpy(h, p + i * sizeof *h, sizeof *h);
+        out[i] = bf16_to_f32(h[0]);
     }
 }
 
