@@ -18,7 +18,14 @@
 
 /* ANSWER_CLOCKS: if an answer can be read in very many ways, each byte costs milliseconds and each
  * set up to half a second; its beginning is enough then. */
-enum { PLACES = 24, SET_PLACES = 4, ANSWER_CLOCKS = CLOCKS_PER_SEC, CONTROLS = 4, FORCED = 64, MEMORY = 16 << 20 };
+enum {
+    PLACES = 24,
+    SET_PLACES = 4,
+    ANSWER_CLOCKS = CLOCKS_PER_SEC,
+    CONTROLS = 4,
+    FORCED = 64,
+    MEMORY = 16 << 20
+};
 
 static const char *const WORDS[] = {"true", "false", "null", "ab",   "\xc3\xa9", "\",", "\":",
                                     "{\"",  "}]",    "\n  ", "12.5", "\\u00",    "\\n", "[["};
