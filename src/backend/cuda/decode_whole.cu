@@ -8,7 +8,10 @@ namespace {
 template <int D, int H> DecodeChoice choose(uint32_t k, uint32_t v) {
 #ifdef KVASIR_FEW_KERNELS // as in decode.cu
     (void)k, (void)v;
-    return choice_of<128, WHOLE_K_FORMATS, WHOLE_V_FORMATS, H>();
+    if constexpr (H == 4)
+        return {};
+    else
+        return choice_of<128, WHOLE_K_FORMATS, WHOLE_V_FORMATS, H>();
 #else
     if constexpr (D == 128 && H == 1) {
 #define ONE(K, V)                                                                                  \
@@ -24,11 +27,7 @@ template <int D, int H> DecodeChoice choose(uint32_t k, uint32_t v) {
 #endif
 }
 template <int D> DecodeChoice choose(uint32_t k, uint32_t v, uint32_t gqa) {
-#ifdef KVASIR_FEW_KERNELS
-    return gqa <= 4 ? choose<D, 1>(k, v) : gqa <= 8 ? choose<D, 2>(k, v) : DecodeChoice{};
-#else
     return gqa <= 4 ? choose<D, 1>(k, v) : gqa <= 8 ? choose<D, 2>(k, v) : choose<D, 4>(k, v);
-#endif
 }
 
 } // namespace

@@ -300,16 +300,17 @@ using product_fn = void (*)(const product_args);
 
 // The kernel with the fewest column tiles that hold the rows of a chunk; chosen: the experts'.
 template <class F> product_fn kernel_for(uint32_t rows, bool chosen) {
-    const uint32_t tiles = blocks_of(rows, tile_rows<F::BITS>);
+    constexpr int ALL = CHUNK_ROWS / tile_rows<F::BITS>;
 #ifdef KVASIR_FEW_KERNELS // for CI and cuda-mutants.sh: those for all shapes
-    constexpr int FEW_TILES = CHUNK_ROWS / tile_rows<F::BITS>;
+    constexpr int SOME = ALL;
 #else
-    constexpr int FEW_TILES = 4;
+    constexpr int SOME = 4;
 #endif
-    return chosen               ? chosen_kernel<F>
-           : tiles <= 1         ? product_kernel<F, 1>
-           : tiles <= FEW_TILES ? product_kernel<F, FEW_TILES>
-                                : product_kernel<F, CHUNK_ROWS / tile_rows<F::BITS>>;
+    const uint32_t tiles = blocks_of(rows, tile_rows<F::BITS>);
+    return chosen          ? chosen_kernel<F>
+           : tiles <= 1    ? product_kernel<F, 1>
+           : tiles <= SOME ? product_kernel<F, SOME>
+                           : product_kernel<F, ALL>;
 }
 
 // Of activations of 8 bits, HALVES have these kernels for chosen matrices only.
