@@ -4,7 +4,8 @@
 // for the sake of the input: every block makes and rounds the rows for itself. More are rounded
 // before.
 //
-//     a block      tiles b, b + blocks, b + 2 blocks, ...   of 16 outputs, one after the other
+//     a block      tiles b, b + blocks, b + 2 blocks, ...   of 16 outputs, one after the other; two
+//                  in a turn, after which the warps meet, if its warps have all runs of a tile
 //     its warps    runs w, w + W, ... of each tile
 //     a warp       a ring of FEW_SLOTS runs of weights in shared memory, filled by asynchronous
 //                  copies. A lane copies the codes that it multiplies itself, so that only scales
@@ -13,8 +14,8 @@
 //     inputs       halves [pair][row][q] 32 bytes: lane q's inputs of each instruction; units [run]
 //                  [row]. Made of x, or of what rms_norm makes of it, by the warp that multiplies
 //                  them; or in scratch, of 8 or 16 rows
-//     part [2][warp][row][output] -> total -> y       sums of runs, added by sets; of two
-//                                                     matrices gated(y0) * y1
+//     part [2][tile][warp][row][output] -> total -> y   sums of runs, added by sets; of two
+//                                                       matrices gated(y0) * y1
 //
 // The ring is filled before the wait for the kernel that makes x, so weights travel while earlier
 // operations run.
@@ -401,18 +402,25 @@ __device__ __forceinline__ void keep_sums(const few_sums<ROWS> &sums, const few_
     }
 }
 
-// What a thread needs for its outputs of a tile: it has output threadIdx.x % TILE_OUTPUTS of every
-// row that it has. Read before the tile is multiplied, or the block would wait for memory after it.
-struct tile_ends {
+// Tiles of a turn. OWN: a tile has no more runs than the block has warps.
+template <bool OWN> constexpr uint32_t turn_tiles = OWN ? 2 : 1;
+// The outputs of a turn are those of its first tile, then of its second, for each row. A thread has
+// output threadIdx.x of them, and more rows of that.
+template <bool OWN> constexpr uint32_t turn_outputs = turn_tiles<OWN> *TILE_OUTPUTS;
+
+// What a thread needs for its outputs. Read before they are multiplied, or the block would wait for
+// memory after it.
+struct turn_ends {
     output_ends output;
     float before; // what is added to y of the first of its rows
 };
-__device__ __forceinline__ tile_ends ends_of_tile(const product_args &a, const few_parts &parts,
+template <bool OWN>
+__device__ __forceinline__ turn_ends ends_of_turn(const product_args &a, const few_parts &parts,
                                                   const tile_place &place) {
     const product_part &p = parts[place.part];
     const uint32_t j = place.tile * TILE_OUTPUTS + threadIdx.x % TILE_OUTPUTS,
-                   row = threadIdx.x / TILE_OUTPUTS;
-    tile_ends e = {};
+                   row = threadIdx.x / turn_outputs<OWN>;
+    turn_ends e = {};
     if (row < a.rows && j < p.w.n) {
         e.output = ends_of_output(p, j);
         e.before = p.sum ? p.sum[(size_t)row * p.w.n + j] : 0;
@@ -420,39 +428,51 @@ __device__ __forceinline__ tile_ends ends_of_tile(const product_args &a, const f
     return e;
 }
 
+template <int ROWS, bool OWN>
+using turn_parts = float[turn_tiles<OWN>][WARPS_MAX][ROWS * PART_STRIDE];
+
 // Adds `count` runs, which begin a set; they begin and end those of an output, which has the
 // arithmetic of put_output (product.cuh). Each thread has its own outputs, here and in `total`,
-// where a gate's output stays until the other factor is there.
-template <int ROWS>
+// where a gate's output stays until the other factor is there: after a turn or, of two tiles in a
+// turn, in another thread of the warp. place: of the thread's tile, which exists if `some`.
+template <int ROWS, bool OWN>
 __device__ __forceinline__ void
-add_runs(const product_args &a, const few_parts &parts, const tile_place &place, const tile_ends &e,
-         uint32_t count, bool begins, bool ends, const float (&part)[WARPS_MAX][ROWS * PART_STRIDE],
-         float (&total)[2][ROWS * TILE_OUTPUTS]) {
+add_runs(const product_args &a, const few_parts &parts, const tile_place &place, bool some,
+         const turn_ends &e, uint32_t count, bool begins, bool ends,
+         const turn_parts<ROWS, OWN> &part, float (&total)[2][ROWS * TILE_OUTPUTS]) {
     const product_part &p = parts[place.part];
-    const uint32_t j = place.tile * TILE_OUTPUTS + threadIdx.x % TILE_OUTPUTS;
-    for (uint32_t i = threadIdx.x; i < a.rows * TILE_OUTPUTS && j < p.w.n; i += blockDim.x) {
-        const uint32_t row = i / TILE_OUTPUTS;
+    const uint32_t in_tile = threadIdx.x % TILE_OUTPUTS, j = place.tile * TILE_OUTPUTS + in_tile,
+                   tile = threadIdx.x / TILE_OUTPUTS % turn_tiles<OWN>;
+    for (uint32_t row = threadIdx.x / turn_outputs<OWN>; row < a.rows;
+         row += blockDim.x / turn_outputs<OWN>) {
+        const uint32_t i = row * TILE_OUTPUTS + in_tile;
+        const bool exists = some && j < p.w.n;
         float y = begins ? 0 : total[place.side][i], set = 0;
 #pragma unroll
         for (uint32_t run = 0; run < WARPS_MAX; run++) {
             if (run < count)
-                set += part[run][row * PART_STRIDE + i % TILE_OUTPUTS];
+                set += part[tile][run][row * PART_STRIDE + in_tile];
             if (run % SET_RUNS == SET_RUNS - 1) {
                 y += set;
                 set = 0;
             }
         }
-        if (ends) {
-            const size_t at = (size_t)row * p.w.n + j;
+        if (ends)
             y = e.output.of(sum_of_runs(y));
+        if (!OWN || a.gated)
+            total[place.side][i] = y;
+        if (OWN)
+            __syncwarp();
+        if (ends && exists) {
+            const size_t at = (size_t)row * p.w.n + j;
             if (!a.gated)
                 p.y[at] = y;
             if (p.sum)
-                p.sum[at] = fmaf(p.sum_scale, y, i < blockDim.x ? e.before : p.sum[at]);
+                p.sum[at] = fmaf(p.sum_scale, y,
+                                 row < blockDim.x / turn_outputs<OWN> ? e.before : p.sum[at]);
             if (place.side)
                 a.gated[at] = gate_value(a.gate, total[0][i], y);
         }
-        total[place.side][i] = y;
     }
 }
 
@@ -469,7 +489,7 @@ __global__ void __launch_bounds__(WARPS_MAX * 32, 2)
     few_kernel(const __grid_constant__ product_args a, const From from, uint32_t tiles) {
     constexpr bool ROUNDED = std::is_same<From, few_rounded>::value;
     extern __shared__ __align__(16) uint8_t memory[]; // [warp][FEW_SLOTS] | halves | units
-    __shared__ float part[2][WARPS_MAX][ROWS * PART_STRIDE];
+    __shared__ turn_parts<ROWS, OWN> part[2];
     __shared__ float total[2][ROWS * TILE_OUTPUTS];
     __shared__ few_parts parts;
     static_assert(sizeof part + sizeof total + sizeof parts <= FEW_FIXED_BYTES, "they fit");
@@ -506,28 +526,34 @@ __global__ void __launch_bounds__(WARPS_MAX * 32, 2)
     using inputs_at = typename std::conditional<OWN, own_run<ROWS>, shared_run<ROWS>>::type;
     const inputs_at inputs(in, shape.pairs);
     uint32_t slot = 0, side = 0;
-    for (uint32_t tile = first_tile(a); tile < tiles; tile = next_tile(a, tile)) {
-        const tile_place place = place_of_tile(a, parts, tile);
-        const tile_ends ends = ends_of_tile(a, parts, place);
+    for (uint32_t tile = first_tile(a), after; tile < tiles; tile = next_tile(a, after)) {
+        const uint32_t second = OWN ? next_tile(a, tile) : tile,
+                       mine = threadIdx.x / TILE_OUTPUTS % 2 ? second : tile;
+        const bool some = mine < tiles; // the thread's tile
+        after = second;
+        const tile_place place = place_of_tile(a, parts, some ? mine : tile);
+        const turn_ends ends = ends_of_turn<OWN>(a, parts, place);
         for (uint32_t first = 0; first < runs; first += warps, side ^= 1) {
             const uint32_t end = min(first + warps, runs);
-            if (first + warp < end) {
-                const slot_fill next = next_fill();
-                copies_wait<FEW_SLOTS - 1>();
-                __syncwarp(); // scales were copied by other lanes
-                few_sums<ROWS> sums = {};
-                add_run<F, ROWS>(shape, inputs, here.run, ring[slot], next, sums);
-                keep_sums<ROWS>(sums, in, here.run, part[side][warp]);
-                __syncwarp();
-                next.copy_scales(ring[slot]);
-                slot = (slot + 1) % FEW_SLOTS;
-                here = next_run(a, here, runs, warps);
-            }
+            if (first + warp < end)
+#pragma unroll 1
+                for (uint32_t t = 0; t < (second < tiles ? turn_tiles<OWN> : 1); t++) {
+                    const slot_fill next = next_fill();
+                    copies_wait<FEW_SLOTS - 1>();
+                    __syncwarp(); // scales were copied by other lanes
+                    few_sums<ROWS> sums = {};
+                    add_run<F, ROWS>(shape, inputs, here.run, ring[slot], next, sums);
+                    keep_sums<ROWS>(sums, in, here.run, part[side][t][warp]);
+                    __syncwarp();
+                    next.copy_scales(ring[slot]);
+                    slot = (slot + 1) % FEW_SLOTS;
+                    here = next_run(a, here, runs, warps);
+                }
             // The other side of `part` is written next: by warps that have come past the meeting
             // after this one, when this side was read.
             __syncthreads();
-            add_runs<ROWS>(a, parts, place, ends, end - first, first == 0, end == runs, part[side],
-                           total);
+            add_runs<ROWS, OWN>(a, parts, place, some, ends, end - first, first == 0, end == runs,
+                                part[side], total);
         }
     }
     copies_wait<0>();

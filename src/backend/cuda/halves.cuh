@@ -22,45 +22,43 @@ enum : uint32_t { SET_RUNS = 4 };
 
 // ---- weights ---------------------------------------------------------------------------------
 
-// What a lane's codes of a group become weights with: of outputs r and r + 8, for the low and for
-// the high nibbles; f16, each twice.
+// What a lane's codes of a group become weights with, f16: of outputs r (low half) and r + 8, for
+// the low and for the high nibbles.
 struct group_scalars {
-    uint32_t d[2], high_d[2], c[2];
+    uint32_t d, high_d, c;
 };
 
 __device__ __forceinline__ uint32_t times_halves(uint32_t a, uint32_t b) {
     const __half2 v = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
     return *(const uint32_t *)&v;
 }
-__device__ __forceinline__ uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
-    const __half2 v = __hfma2(*(const __half2 *)&a, *(const __half2 *)&b, *(const __half2 *)&c);
+__device__ __forceinline__ uint32_t fma_halves(uint32_t a, __half2 b, __half2 c) {
+    const __half2 v = __hfma2(*(const __half2 *)&a, b, c);
     return *(const uint32_t *)&v;
+}
+// That of output r (0) or r + 8 (1), twice: part of the instruction that takes it.
+__device__ __forceinline__ __half2 twice(uint32_t scalars, int i) {
+    const __half2 v = *(const __half2 *)&scalars;
+    return i ? __high2half2(v) : __low2half2(v);
 }
 
 // scale, bias: words of outputs r and r + 8.
 template <bool AFFINE>
 __device__ __forceinline__ group_scalars scalars_of_group(uint32_t scale, uint32_t bias) {
     constexpr uint32_t SIXTEENTH = 0x2c002c00, UNIT = 0x00080008, MINUS_UNIT = 0x80088008; // 2^-21
-    group_scalars g;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const uint32_t twice = i ? 0x3232 : 0x1010;
-        g.d[i] = __byte_perm(scale, 0, twice);
-        g.high_d[i] = times_halves(g.d[i], SIXTEENTH);
-        g.c[i] = AFFINE ? times_halves(__byte_perm(bias, 0, twice), UNIT)
-                        : times_halves(g.d[i], MINUS_UNIT);
-    }
-    return g;
+    return {scale, times_halves(scale, SIXTEENTH),
+            AFFINE ? times_halves(bias, UNIT) : times_halves(scale, MINUS_UNIT)};
 }
 
 // The weights of a block: words of outputs r and r + 8 (product.cuh), for its two instructions.
 __device__ __forceinline__ void weights_of_block(uint32_t x, uint32_t y, const group_scalars &g,
                                                  uint32_t (&low)[4], uint32_t (&high)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) { // output r or r + 8; bytes 0 and 1, or 2 and 3
-        const uint32_t codes = __byte_perm(i % 2 ? y : x, 0, i / 2 ? 0x4342 : 0x4140);
-        low[i] = fma_halves(codes & 0x000f000fu, g.d[i % 2], g.c[i % 2]);
-        high[i] = fma_halves(codes & 0x00f000f0u, g.high_d[i % 2], g.c[i % 2]);
+    for (int i = 0; i < 4; i++) { // output r or r + 8; inputs 4q and 4q + 1, or the next two
+        const uint32_t codes = (i % 2 ? y : x) >> (i / 2 * 8);
+        const __half2 c = twice(g.c, i % 2);
+        low[i] = fma_halves(codes & 0x000f000fu, twice(g.d, i % 2), c);
+        high[i] = fma_halves(codes & 0x00f000f0u, twice(g.high_d, i % 2), c);
     }
 }
 

@@ -10,11 +10,12 @@
 //              unit * (d * code + 8 * m), of Q4_0 unit * d * (code - 8). units are powers of two,
 //              one for each output, which bring its largest d or m to [2^14, 2^15)
 //              codes   [8 tiles][pair][tile][lane] 16 bytes: a word for both blocks, outputs r and
-//                      r + 8; byte i holds code k = 4q + i (low nibble) and k = 16 + 4q + i (high)
+//                      r + 8; its bytes hold the codes of inputs k = 4q, 4q + 2, 4q + 1, 4q + 3
+//                      (low nibbles) and of k + 16 (high), so that 16 bits have one of each two
 //              scales  [8 tiles][4 groups][tile][r] 16 bytes: of each group for outputs r and
 //                      r + 8; biases after them likewise. A quad is four groups
 //              A column of 8 tiles lies together, for copies of whole kilobytes (many_rows.cuh)
-//     NIBBLES  codes   [tile][pair][lane], each like those of HALVES
+//     NIBBLES  codes   [tile][pair][lane], each like those of HALVES, but byte i has k = 4q + i
 //              scales  of 32 bits, as BYTES have them
 //     BYTES    codes   [tile][block][lane] 16 bytes: outputs r and r + 8 of k = 4q + i, then of
 //                      k = 16 + 4q + i. Unsigned if there are biases, else signed
@@ -69,13 +70,17 @@ HD inline size_t halves_scalars(const weight_view &w, uint32_t tile, uint32_t qu
     const size_t column = (size_t)(tile / COLUMN_TILES) * w.quads + quad;
     return (column * COLUMN_TILES + tile % COLUMN_TILES) * 8;
 }
-// The word of codes (HALVES, NIBBLES) that holds input k of an output: byte k % 4, the high nibble
-// for the second half of a block.
+// The word of codes (HALVES, NIBBLES) that holds input k of an output, and the bit of it where its
+// code begins: in the high nibble of a byte for the second half of a block.
 HD inline size_t nibble_word(const weight_view &w, uint32_t output, uint32_t k) {
     const uint32_t r = output % TILE_OUTPUTS, tile = output / TILE_OUTPUTS, block = k / BLOCK;
     const size_t pair = w.form == HALVES ? halves_codes(w, tile, block / 2)
                                          : ((size_t)tile * w.pairs + block / 2) * 32;
     return (pair + r % 8 * 4 + k % 16 / 4) * 4 + block % 2 * 2 + r / 8;
+}
+HD inline uint32_t nibble_bit(const weight_view &w, uint32_t k) {
+    const uint32_t byte = w.form == HALVES ? k % 2 * 2 + k % 4 / 2 : k % 4;
+    return byte * 8 + k % BLOCK / 16 * 4;
 }
 HD inline size_t code_byte(const weight_view &w, uint32_t output, uint32_t k) { // BYTES
     const uint32_t r = output % TILE_OUTPUTS, in_block = k % BLOCK;
@@ -115,7 +120,7 @@ __device__ inline float weight_value(const weight_view &w, uint32_t output, uint
         code = w.biased ? byte : (int8_t)byte;
     } else {
         const uint32_t word = ((const uint32_t *)w.codes)[nibble_word(w, output, k)];
-        code = (int)(word >> (k % 4 * 8 + k % BLOCK / 16 * 4) & 15u) - (w.minus_8 ? 8 : 0);
+        code = (int)(word >> nibble_bit(w, k) & 15u) - (w.minus_8 ? 8 : 0);
     }
     float scale, bias = 0;
     if (w.form == HALVES) {
@@ -344,6 +349,11 @@ __device__ __forceinline__ void spread_nibbles(uint32_t x, uint32_t y, uint32_t 
     codes[3] = y >> 4 & 0x0f0f0f0fu;
 }
 
+// A word of HALVES as NIBBLES have it, and the other way round.
+__device__ __forceinline__ uint32_t in_order(uint32_t word) {
+    return __byte_perm(word, 0, 0x3120);
+}
+
 // A group is GROUP inputs. A warp loads all weights of a run at once, before it waits for x.
 template <int GROUP, bool AFFINE, int ACT> struct Halves {
     static constexpr int BITS = ACT, GROUP_SIZE = GROUP;
@@ -408,7 +418,8 @@ template <int GROUP, bool AFFINE, int ACT> struct Halves {
         float2 d[2], m[2];
 #pragma unroll
         for (uint32_t h = 0; h < 2; h++) {
-            spread_nibbles(h ? words.z : words.x, h ? words.w : words.y, codes[h]);
+            spread_nibbles(in_order(h ? words.z : words.x), in_order(h ? words.w : words.y),
+                           codes[h]);
             d[h] = two_scalars(scale(h));
             m[h] = AFFINE ? two_scalars(bias(h)) : make_float2(0, 0);
             m[h].x *= BIAS_UNIT;

@@ -150,7 +150,7 @@ void put_row(const weight *w, const weight_view &v, uint32_t row, const row_part
             codes[code_byte(v, row, i)] = (uint8_t)p.codes[i];
         else
             ((uint32_t *)codes)[nibble_word(v, row, i)] |= (uint32_t)(p.codes[i] & 15)
-                                                           << (i % 4 * 8 + i % BLOCK / 16 * 4);
+                                                           << nibble_bit(v, i);
     const uint32_t run = weight_traits_of(w->type)->run_values;
     const float unit = v.form == HALVES ? unit_of_row(p, v.k / run) : 1;
     if (v.form == HALVES)
@@ -255,7 +255,8 @@ __global__ void __launch_bounds__(256)
     p += from.head / 2;
 #pragma unroll
     for (uint32_t q = 0; q < 4; q++)
-        codes[nibble_word(w, row, block * BLOCK + 4 * q)] = p[2 * q] | (uint32_t)p[2 * q + 1] << 16;
+        codes[nibble_word(w, row, block * BLOCK + 4 * q)] =
+            in_order(p[2 * q] | (uint32_t)p[2 * q + 1] << 16);
 }
 
 bool repacked_by_device(const weight *w) {
