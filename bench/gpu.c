@@ -106,6 +106,15 @@ static double decode_speed(kvasir_context *c, uint32_t batch, uint32_t depth, en
     return median(speed, REPEATS);
 }
 
+/* A GPU that was idle takes a while to reach its clocks. */
+static void warm_up(void) {
+    kvasir_context *c = make_context("8,4", 4096, 1);
+    const double end = clock_seconds() + 1.5;
+    while (clock_seconds() < end)
+        decode_speed(c, 1, 0, GREEDY);
+    kvasir_context_destroy(c);
+}
+
 /* Of a prompt of n tokens after `depth` others. */
 static double prompt_speed(kvasir_context *c, uint32_t depth, uint32_t n, int repeats) {
     kvasir_eval_options last = {.struct_size = sizeof last, .last_logits = logits};
@@ -283,6 +292,7 @@ int main(int argc, char **argv) {
     const double load = clock_seconds() - start;
     printf("loaded in %.1f s, %.2f GB/s\n", load, (double)info.weight_bytes / load * 1e-9);
     fflush(stdout);
+    warm_up();
     for (size_t i = 0; i < sizeof PARTS / sizeof *PARTS; i++)
         if (!part || strcmp(part, PARTS[i].name) == 0)
             PARTS[i].run();

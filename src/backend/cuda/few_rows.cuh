@@ -56,15 +56,11 @@ struct run_place {
 struct tile_place {
     uint32_t part, tile, side; // tile: of the part; side: 1 for a gated launch's second matrix
 };
-// The parts, in shared memory: a kernel's arguments, if they are read with an index that the
-// compiler does not know, come from device memory, 500 cycles away.
+// The parts, in shared memory: which of them a lane needs is known when the kernel runs.
 using few_parts = product_part[MATMULS_MAX];
 __device__ __forceinline__ void parts_copy(const product_args &a, few_parts &parts) {
-    if (threadIdx.x == 0) {
-#pragma unroll
-        for (uint32_t i = 0; i < MATMULS_MAX; i++)
-            parts[i] = a.part[i];
-    }
+    for (uint32_t i = threadIdx.x; i < sizeof parts / sizeof(uint32_t); i += blockDim.x)
+        ((uint32_t *)&parts)[i] = ((const uint32_t *)&a.part)[i];
     __syncthreads();
 }
 __device__ __forceinline__ tile_place place_of_tile(const product_args &a, const few_parts &parts,
@@ -91,22 +87,20 @@ __device__ __forceinline__ run_place next_run(const product_args &a, run_place p
 }
 
 // What a lane copies into a slot: of the run's pairs, and of its quads one of `scales` and `biases`
-// or, if these are NULL, none.
+// or, if these are NULL, none. to: its 16 bytes of the slot's first codes.
 struct slot_fill {
     const uint4 *codes, *scales, *biases;
     uint32_t pairs; // 0: the launch has no more runs
-    template <class F>
-    __device__ __forceinline__ void copy_pair(run_slot<F> &slot, uint32_t pair) const {
+    __device__ __forceinline__ void copy_pair(uint32_t to, uint32_t pair) const {
         if (pair < pairs)
-            copy_16(smem_at(&slot.codes[pair][threadIdx.x % 32]), codes + pair * COLUMN_TILES * 32);
+            copy_16(to + pair * sizeof(uint4[32]), codes + pair * COLUMN_TILES * 32);
     }
     // One group of copies with those before it.
-    template <class F> __device__ __forceinline__ void copy_scales(run_slot<F> &slot) const {
-        const uint32_t lane = threadIdx.x % 32;
+    template <class F> __device__ __forceinline__ void copy_scales(uint32_t to) const {
         if (scales)
-            copy_16(smem_at(&slot.scales[0][lane]), scales);
+            copy_16(to + offsetof(run_slot<F>, scales), scales);
         if (F::BIASED && biases)
-            copy_16(smem_at(&slot.biases[0][lane]), biases);
+            copy_16(to + offsetof(run_slot<F>, biases), biases);
         copies_end();
     }
 };
@@ -185,9 +179,10 @@ __device__ __forceinline__ void round_run(const few_inputs &in, const weight_vie
 }
 
 // Sums of squares as norm_inverse_block has them, of all rows: chains of 32 in `part`. A warp makes
-// two at a time.
+// two at a time. then(): is called when x has come.
+template <class Then>
 __device__ __forceinline__ void square_rows(const rms_norm_op &norm, uint32_t rows,
-                                            float (*part)[NORM_THREADS / WARP]) {
+                                            float (*part)[NORM_THREADS / WARP], Then then) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const uint32_t chains = norm.dim <= NORM_WARP_DIMS ? 1 : NORM_THREADS / WARP;
     for (uint32_t i = warp; i < rows * chains; i += 2 * warps) {
@@ -206,22 +201,27 @@ __device__ __forceinline__ void square_rows(const rms_norm_op &norm, uint32_t ro
             part[row[1]][chain[1]] = sum[1];
         }
     }
+    then();
     __syncthreads();
 }
 
 // Inputs from scratch, from memory, or from rms_norm's operands, whose result the first block
 // writes as well. before(v): what is read before the wait for the kernel that makes x. A warp
-// rounds the runs that it multiplies.
+// rounds the runs that it multiplies. SLOTS_BEFORE: of the ring, that are filled before the wait;
+// round() calls fill() for the others.
 struct few_rounded {
+    static constexpr uint32_t SLOTS_BEFORE = FEW_SLOTS;
     few_inputs in;
 };
 struct few_rows_of {
+    static constexpr uint32_t SLOTS_BEFORE = FEW_SLOTS;
     packed_rows rows;
     struct nothing {};
     __device__ __forceinline__ nothing before(const weight_view &) const { return {}; }
     // The next run is read before one is rounded.
+    template <class Fill>
     __device__ __forceinline__ void round(const few_inputs &in, const weight_view &v,
-                                          const nothing &) const {
+                                          const nothing &, Fill) const {
         const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32;
         for (uint32_t row = 0; row < in.rows; row++) {
             const auto values = [&](uint32_t run) {
@@ -238,7 +238,9 @@ struct few_rows_of {
         __syncwarp();
     }
 };
+// Beside two slots of weights x would take twice as long to come, which all else waits for.
 struct few_norms {
+    static constexpr uint32_t SLOTS_BEFORE = 1;
     rms_norm_op norm;
     // The gains of the warp's first run, which for short rows is its only one.
     __device__ __forceinline__ run_values before(const weight_view &v) const {
@@ -250,15 +252,16 @@ struct few_norms {
             v, run, [&](uint32_t i) { return *(const float4 *)(norm.x + (size_t)row * v.k + i); });
     }
     // x is read for the sums and for the rounding at the same time.
+    template <class Fill>
     __device__ __forceinline__ void round(const few_inputs &in, const weight_view &v,
-                                          const run_values &first_gains) const {
+                                          const run_values &first_gains, Fill fill) const {
         __shared__ float part[OWN_ROWS][NORM_THREADS / WARP];
         const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32;
         run_values first_x[OWN_ROWS];
 #pragma unroll
         for (uint32_t row = 0; row < in.rows; row++)
             first_x[row] = row_values(v, row, warp);
-        square_rows(norm, in.rows, part);
+        square_rows(norm, in.rows, part, fill);
         const bool one = norm.dim <= NORM_WARP_DIMS;
 #pragma unroll
         for (uint32_t row = 0; row < in.rows; row++) {
@@ -361,8 +364,8 @@ __device__ __forceinline__ void add_pair(const Inputs &inputs, uint32_t run, uin
 // fit into the cache of instructions together, or each begins by waiting for its own.
 template <class F, int ROWS, class Inputs>
 __device__ __forceinline__ void add_run(const weight_view &v, const Inputs &inputs, uint32_t run,
-                                        run_slot<F> &slot, const slot_fill &next,
-                                        few_sums<ROWS> &sums) {
+                                        const run_slot<F> &slot, uint32_t slot_at,
+                                        const slot_fill &next, few_sums<ROWS> &sums) {
     const uint32_t lane = threadIdx.x % 32,
                    pairs = min((uint32_t)RUN_PAIRS, v.pairs - run * RUN_PAIRS);
     if (pairs == RUN_PAIRS) {
@@ -372,7 +375,7 @@ __device__ __forceinline__ void add_run(const weight_view &v, const Inputs &inpu
             add_pair<F, ROWS>(inputs, run, p, codes, slot, sums);
             if (p + 1 < RUN_PAIRS)
                 codes = slot.codes[p + 1][lane];
-            next.copy_pair(slot, p);
+            next.copy_pair(slot_at, p);
         }
     } else {
         const shared_run<ROWS> all(inputs.in, v.pairs);
@@ -381,7 +384,7 @@ __device__ __forceinline__ void add_run(const weight_view &v, const Inputs &inpu
             add_pair<F, ROWS>(all, run, p, slot.codes[p][lane], slot, sums);
 #pragma unroll 1
         for (uint32_t p = 0; p < RUN_PAIRS; p++)
-            next.copy_pair(slot, p);
+            next.copy_pair(slot_at, p);
     }
 }
 
@@ -497,7 +500,8 @@ __global__ void __launch_bounds__(WARPS_MAX * 32, 2)
     const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const weight_view &shape = a.part[0].w; // k and the form are those of all parts
     const uint32_t runs = blocks_of(shape.pairs, RUN_PAIRS);
-    run_slot<F> *ring = (run_slot<F> *)memory + warp * FEW_SLOTS;
+    const run_slot<F> *ring = (const run_slot<F> *)memory + warp * FEW_SLOTS;
+    const uint32_t ring_at = smem_at(ring) + threadIdx.x % 32 * 16; // for copies
     parts_copy(a, parts);
     run_place coming = {first_tile(a), warp}, here = coming;
     const auto next_fill = [&] {
@@ -505,14 +509,17 @@ __global__ void __launch_bounds__(WARPS_MAX * 32, 2)
         coming = next_run(a, coming, runs, warps);
         return fill;
     };
+    const auto fill_slots = [&](uint32_t first, uint32_t end) {
 #pragma unroll 1
-    for (int i = 0; i < FEW_SLOTS; i++) {
-        const slot_fill fill = next_fill();
+        for (uint32_t i = first; i < end; i++) {
+            const slot_fill fill = next_fill();
 #pragma unroll
-        for (uint32_t pair = 0; pair < RUN_PAIRS; pair++)
-            fill.copy_pair(ring[i], pair);
-        fill.copy_scales(ring[i]);
-    }
+            for (uint32_t pair = 0; pair < RUN_PAIRS; pair++)
+                fill.copy_pair(ring_at + i * sizeof *ring, pair);
+            fill.copy_scales<F>(ring_at + i * sizeof *ring);
+        }
+    };
+    fill_slots(0, From::SLOTS_BEFORE);
     few_inputs in;
     if constexpr (ROUNDED) {
         kernel_waits();
@@ -521,7 +528,7 @@ __global__ void __launch_bounds__(WARPS_MAX * 32, 2)
         const auto before = from.before(shape);
         kernel_waits();
         in = few_inputs_at((run_slot<F> *)memory + warps * FEW_SLOTS, shape.pairs, ROWS);
-        from.round(in, shape, before);
+        from.round(in, shape, before, [&] { fill_slots(From::SLOTS_BEFORE, FEW_SLOTS); });
     }
     using inputs_at = typename std::conditional<OWN, own_run<ROWS>, shared_run<ROWS>>::type;
     const inputs_at inputs(in, shape.pairs);
@@ -542,10 +549,11 @@ __global__ void __launch_bounds__(WARPS_MAX * 32, 2)
                     copies_wait<FEW_SLOTS - 1>();
                     __syncwarp(); // scales were copied by other lanes
                     few_sums<ROWS> sums = {};
-                    add_run<F, ROWS>(shape, inputs, here.run, ring[slot], next, sums);
+                    const uint32_t slot_at = ring_at + slot * sizeof *ring;
+                    add_run<F, ROWS>(shape, inputs, here.run, ring[slot], slot_at, next, sums);
                     keep_sums<ROWS>(sums, in, here.run, part[side][t][warp]);
                     __syncwarp();
-                    next.copy_scales(ring[slot]);
+                    next.copy_scales<F>(slot_at);
                     slot = (slot + 1) % FEW_SLOTS;
                     here = next_run(a, here, runs, warps);
                 }
