@@ -110,17 +110,33 @@ void hadamard_rows_ref(float *x, uint32_t dim, uint32_t rows) {
         hadamard_rotate(x + row * dim, dim);
 }
 
+enum { TOGETHER = 8 };
+
+/* One row against eight tokens side by side: one sum alone would wait for each of its additions. */
+static void score_together(const float *x, const double (*k)[TOGETHER], uint32_t dim,
+                           double acc[TOGETHER]) {
+    for (uint32_t t = 0; t < TOGETHER; t++)
+        acc[t] = 0;
+    for (uint32_t i = 0; i < dim; i++)
+        for (uint32_t t = 0; t < TOGETHER; t++)
+            acc[t] += x[i] * k[i][t];
+}
+
 void score_exact_ref(const struct tile_layout *l, const void *tile, const struct query_rows *q,
                      float *scores, size_t stride) {
-    float k[HEAD_DIM_MAX];
-    for (uint32_t t = 0; t < TILE_TOKENS; t++) {
-        tile_decode_row(l, tile, t, k);
-        for (uint32_t row = 0; row < q->rows; row++) {
-            const float *x = q->f32 + (size_t)row * q->dim;
-            double acc = 0;
+    float row_of_k[HEAD_DIM_MAX];
+    double k[HEAD_DIM_MAX][TOGETHER], acc[TOGETHER];
+    ASSERT(q->dim <= HEAD_DIM_MAX);
+    for (uint32_t first = 0; first < TILE_TOKENS; first += TOGETHER) {
+        for (uint32_t t = 0; t < TOGETHER; t++) {
+            tile_decode_row(l, tile, first + t, row_of_k);
             for (uint32_t i = 0; i < q->dim; i++)
-                acc += (double)x[i] * k[i];
-            scores[row * stride + t] = (float)acc;
+                k[i][t] = row_of_k[i];
+        }
+        for (uint32_t row = 0; row < q->rows; row++) {
+            score_together(q->f32 + (size_t)row * q->dim, k, q->dim, acc);
+            for (uint32_t t = 0; t < TOGETHER; t++)
+                scores[row * stride + first + t] = (float)acc[t];
         }
     }
 }
@@ -200,6 +216,17 @@ void value_affine_ref(const struct tile_layout *l, const void *tile, const float
         }
 }
 
+/* acc[i] += sum_t p[t] * v[t][i] */
+static void add_values(const float *p, const float (*v)[HEAD_DIM_MAX], uint32_t dim, double *acc) {
+    for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+        const double weight = p[t];
+        if (weight == 0)
+            continue;
+        for (uint32_t i = 0; i < dim; i++)
+            acc[i] += weight * v[t][i];
+    }
+}
+
 void value_exact_ref(const struct tile_layout *l, const void *tile, const float *p, size_t p_stride,
                      uint32_t rows, float *out, size_t out_stride) {
     float v[TILE_TOKENS][HEAD_DIM_MAX];
@@ -207,11 +234,7 @@ void value_exact_ref(const struct tile_layout *l, const void *tile, const float 
         tile_decode_row(l, tile, t, v[t]);
     for (uint32_t row = 0; row < rows; row++) {
         double acc[HEAD_DIM_MAX] = {0};
-        for (uint32_t t = 0; t < TILE_TOKENS; t++) {
-            double weight = p[row * p_stride + t];
-            for (uint32_t i = 0; weight != 0 && i < l->head_dim; i++)
-                acc[i] += weight * v[t][i];
-        }
+        add_values(p + row * p_stride, v, l->head_dim, acc);
         float *o = out + row * out_stride;
         for (uint32_t i = 0; i < l->head_dim; i++)
             o[i] = (float)(o[i] + acc[i]);

@@ -72,28 +72,30 @@ void product_quant_ref(const struct weight *w, uint32_t n0, uint32_t n1, const s
     }
 }
 
+typedef double two __attribute__((vector_size(16)));
+typedef double two_anywhere __attribute__((vector_size(16), aligned(8), may_alias));
+
 /* Two outputs of a row of activations: dots with w[0] and w[1]. For each eight sums side by side:
  * one alone would wait for each of its additions. */
 static void dot_float(const float *x, const double *const w[2], size_t n, double dot[2]) {
     enum { SUMS = 8 };
-    double sum[2][SUMS] = {{0}}, value[SUMS];
+    two sum[2][SUMS / 2] = {{{0}}};
     size_t i = 0;
-    for (; i + SUMS <= n; i += SUMS) {
-        for (size_t s = 0; s < SUMS; s++)
-            value[s] = x[i + s];
-        for (size_t s = 0; s < SUMS; s++)
-            sum[0][s] += value[s] * w[0][i + s];
-        for (size_t s = 0; s < SUMS; s++)
-            sum[1][s] += value[s] * w[1][i + s];
-    }
+    for (; i + SUMS <= n; i += SUMS)
+        for (size_t s = 0; s < SUMS / 2; s++) {
+            const size_t at = i + 2 * s;
+            const two value = {x[at], x[at + 1]};
+            sum[0][s] += value * *(const two_anywhere *)(w[0] + at);
+            sum[1][s] += value * *(const two_anywhere *)(w[1] + at);
+        }
     dot[0] = dot[1] = 0;
     for (; i < n; i++) {
         dot[0] += x[i] * w[0][i];
         dot[1] += x[i] * w[1][i];
     }
     for (size_t s = 0; s < SUMS; s++) {
-        dot[0] += sum[0][s];
-        dot[1] += sum[1][s];
+        dot[0] += sum[0][s / 2][s % 2];
+        dot[1] += sum[1][s / 2][s % 2];
     }
 }
 
