@@ -19,24 +19,6 @@ static uint32_t bits_of(float f) {
     return u;
 }
 
-static float float_of(uint32_t u) {
-    float f;
-    memcpy(&f, &u, sizeof f);
-    return f;
-}
-
-float f16_to_f32(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
-    uint32_t exponent = (h >> 10) & 31u, mantissa = h & 0x3ffu;
-    if (exponent == 31) /* vcvtph2ps makes signalling NaNs quiet */
-        return float_of(sign | 0x7f800000u | mantissa << 13 | (mantissa ? 0x400000u : 0));
-    if (exponent != 0)
-        return float_of(sign | (exponent + 127 - 15) << 23 | mantissa << 13);
-    /* subnormal: mantissa * 2^-24, exact as a float32 product of normal numbers */
-    float magnitude = (float)mantissa * 0x1p-24f;
-    return float_of(sign | bits_of(magnitude));
-}
-
 uint16_t f32_to_f16(float f) {
     uint32_t u = bits_of(f);
     uint32_t sign = u >> 16 & 0x8000u, a = u & 0x7fffffffu;
@@ -85,17 +67,6 @@ float scalar_round(enum scalar_type t, float x) {
         break;
     }
     return x;
-}
-
-float scalar_load(enum scalar_type t, const void *p, size_t i) {
-    if (t == SCALAR_F32) {
-        float f;
-        memcpy(&f, (const uint8_t *)p + 4 * i, sizeof f);
-        return f;
-    }
-    uint16_t h;
-    memcpy(&h, (const uint8_t *)p + 2 * i, sizeof h);
-    return t == SCALAR_F16 ? f16_to_f32(h) : bf16_to_f32(h);
 }
 
 void scalar_store(enum scalar_type t, void *p, size_t i, float x) {

@@ -20,19 +20,42 @@
 /* Numbers are in files: frozen. */
 enum scalar_type { SCALAR_F16 = 0, SCALAR_BF16 = 1, SCALAR_F32 = 2 };
 
-float f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f); /* nearest even; subnormals kept; NaN stays NaN */
-/* Here, so that loops over a row of weights take no call an element. */
-static inline float bf16_to_f32(uint16_t h) {
-    const uint32_t bits = (uint32_t)h << 16;
+/* Here and without branches, so that loops over a row take no calls and become vectors. */
+static inline float float_of_bits(uint32_t bits) {
     float f;
     memcpy(&f, &bits, sizeof f);
     return f;
 }
+static inline float f16_to_f32(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
+    const int32_t rest = h & 0x7fff, normal = (rest << 13) + ((127 - 15) << 23);
+    const float subnormal = (float)rest * 0x1p-24f; /* exact */
+    /* masks, because of choices compilers make branches */
+    const int32_t is_normal = -(rest >= 0x400), is_inf = -(rest >= 0x7c00);
+    const int32_t quiet = -(rest > 0x7c00) & 0x400000; /* as vcvtph2ps does */
+    int32_t bits;
+    memcpy(&bits, &subnormal, sizeof bits);
+    bits = (normal & is_normal) | (bits & ~is_normal) | ((0x7f800000 | quiet) & is_inf);
+    return float_of_bits(sign | (uint32_t)bits);
+}
+static inline float bf16_to_f32(uint16_t h) {
+    return float_of_bits((uint32_t)h << 16);
+}
 uint16_t f32_to_bf16(float f); /* nearest even */
 size_t scalar_bytes(enum scalar_type t);
-float scalar_round(enum scalar_type t, float x);                   /* T(x) as float */
-float scalar_load(enum scalar_type t, const void *p, size_t i);    /* element i of an array of T */
+float scalar_round(enum scalar_type t, float x); /* T(x) as float */
+/* Element i of an array of T. */
+static inline float scalar_load(enum scalar_type t, const void *p, size_t i) {
+    if (t == SCALAR_F32) {
+        float f;
+        memcpy(&f, (const uint8_t *)p + 4 * i, sizeof f);
+        return f;
+    }
+    uint16_t h;
+    memcpy(&h, (const uint8_t *)p + 2 * i, sizeof h);
+    return t == SCALAR_F16 ? f16_to_f32(h) : bf16_to_f32(h);
+}
 void scalar_store(enum scalar_type t, void *p, size_t i, float x); /* rounds to T */
 
 /* ---- cache formats (format.c) ---------------------------------------------------------------- */

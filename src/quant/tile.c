@@ -228,10 +228,27 @@ void tile_drop_bit(const struct tile_layout *from, const void *in, const struct 
     }
 }
 
+/* A row of scalars t, the layout's. */
+static inline __attribute__((always_inline)) void decode_exact_row(const struct tile_layout *l,
+                                                                   enum scalar_type t,
+                                                                   const void *tile, uint32_t token,
+                                                                   float *x) {
+    for (uint32_t i = 0, end; i < l->head_dim; i = end) {
+        size_t step, at = exact_index(l, token, i);
+        end = i + aligned_codes(l, i, l->head_dim - i, &step);
+        for (uint32_t e = i; e < end; e++, at += step)
+            x[e] = scalar_load(t, tile, at);
+    }
+}
+
 void tile_decode_row(const struct tile_layout *l, const void *tile, uint32_t token, float *x) {
     if (kv_format_exact(l->format)) {
-        for (uint32_t i = 0; i < l->head_dim; i++)
-            x[i] = scalar_load(l->format.scalar, tile, exact_index(l, token, i));
+        if (l->format.scalar == SCALAR_F16)
+            decode_exact_row(l, SCALAR_F16, tile, token, x);
+        else if (l->format.scalar == SCALAR_BF16)
+            decode_exact_row(l, SCALAR_BF16, tile, token, x);
+        else
+            decode_exact_row(l, SCALAR_F32, tile, token, x);
         return;
     }
     for (uint32_t dim = 0, n; dim < l->head_dim; dim += n) {
