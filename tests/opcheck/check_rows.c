@@ -474,7 +474,8 @@ static void gated_case(enum weight_type type, uint32_t rows, uint32_t n, uint32_
 static void check_gated(void) {
     static const uint32_t SHAPES[][3] = {{1, 256, 544},    {8, 200, 160},    {20, 256, 480},
                                          {20, 12800, 160}, {20, 12928, 160}, {70, 12800, 2080},
-                                         {100, 12801, 96}};
+                                         {100, 12801, 96}, {1, 8500, 3616},  {1, 8500, 3616},
+                                         {2, 8500, 3616},  {2, 200, 4640},   {1, 200, 4640}};
     if (choice->halves_near <= 0 || !family_begin("matmul", "gated"))
         return;
     for (uint32_t j = 0; j < sizeof SHAPES / sizeof *SHAPES; j++)
@@ -484,11 +485,11 @@ static void check_gated(void) {
 
 static void check_halves(void) {
     static const enum weight_type TYPES[] = {WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_AFFINE4};
-    static const uint32_t SHAPES[][3] = {{1, 70, 1120},    {2, 33, 2080},     {3, 200, 544},
-                                         {8, 130, 1120},   {16, 130, 1120},   {16, 17000, 96},
-                                         {40, 200, 2080},  {64, 70, 96},      {65, 70, 1120},
-                                         {40, 70, 4160},   {40, 25700, 160},  {130, 11400, 576},
-                                         {20, 6400, 4640}, {17, 25700, 4640}, {65, 12800, 4640}};
+    static const uint32_t SHAPES[][3] = {
+        {1, 70, 1120},    {2, 33, 2080},     {3, 200, 544},    {8, 130, 1120},    {16, 130, 1120},
+        {16, 17000, 96},  {40, 200, 2080},   {64, 70, 96},     {65, 70, 1120},    {40, 70, 4160},
+        {40, 25700, 160}, {130, 11400, 576}, {20, 6400, 4640}, {17, 25700, 4640}, {65, 12800, 4640},
+        {2, 8500, 3616},  {2, 130, 4640},    {8, 6400, 4640},  {16, 6400, 4640}};
     for (uint32_t i = 0; choice->halves_near > 0 && i < sizeof TYPES / sizeof *TYPES; i++) {
         if (!family_begin("matmul by f16", "%s", weight_traits_of(TYPES[i])->name))
             continue;

@@ -56,7 +56,8 @@ struct run_place {
 struct tile_place {
     uint32_t part, tile, side; // tile: of the part; side: 1 for a gated launch's second matrix
 };
-// The parts, in shared memory: which of them a lane needs is known when the kernel runs.
+// The parts, in shared memory: an argument that is read with an index which only the running kernel
+// knows comes from device memory.
 using few_parts = product_part[MATMULS_MAX];
 __device__ __forceinline__ void parts_copy(const product_args &a, few_parts &parts) {
     for (uint32_t i = threadIdx.x; i < sizeof parts / sizeof(uint32_t); i += blockDim.x)
@@ -122,6 +123,34 @@ __device__ __forceinline__ slot_fill fill_at(const product_args &a, const few_pa
     }
     return fill;
 }
+
+// A warp's ring. It is filled in the order of the warp's runs, from any slot on.
+template <class F> struct few_ring {
+    const product_args &a;
+    const few_parts &parts;
+    const uint32_t tiles, runs, warps;
+    const run_slot<F> *const slots;
+    const uint32_t first; // where the lane copies to in the first slot
+    run_place coming;     // the run that is copied next
+    __device__ __forceinline__ uint32_t slot_at(uint32_t slot) const {
+        return first + slot * sizeof *slots;
+    }
+    __device__ __forceinline__ slot_fill next() {
+        const slot_fill fill = fill_at<F>(a, parts, coming, tiles);
+        coming = next_run(a, coming, runs, warps);
+        return fill;
+    }
+    __device__ __forceinline__ void fill(uint32_t begin, uint32_t end) {
+#pragma unroll 1
+        for (uint32_t i = begin; i < end; i++) {
+            const slot_fill fill = next();
+#pragma unroll
+            for (uint32_t pair = 0; pair < RUN_PAIRS; pair++)
+                fill.copy_pair(slot_at(i), pair);
+            fill.copy_scales<F>(slot_at(i));
+        }
+    }
+};
 
 // ---- inputs ----------------------------------------------------------------------------------
 
@@ -408,8 +437,8 @@ __device__ __forceinline__ void keep_sums(const few_sums<ROWS> &sums, const few_
 // Tiles of a turn. OWN: a tile has no more runs than the block has warps.
 template <bool OWN> constexpr uint32_t turn_tiles = OWN ? 2 : 1;
 // The outputs of a turn are those of its first tile, then of its second, for each row. A thread has
-// output threadIdx.x of them, and more rows of that.
-template <bool OWN> constexpr uint32_t turn_outputs = turn_tiles<OWN> *TILE_OUTPUTS;
+// output threadIdx.x % turn_outputs of one or more rows.
+template <bool OWN> constexpr uint32_t turn_outputs = TILE_OUTPUTS *turn_tiles<OWN>;
 
 // What a thread needs for its outputs. Read before they are multiplied, or the block would wait for
 // memory after it.
@@ -436,8 +465,8 @@ using turn_parts = float[turn_tiles<OWN>][WARPS_MAX][ROWS * PART_STRIDE];
 
 // Adds `count` runs, which begin a set; they begin and end those of an output, which has the
 // arithmetic of put_output (product.cuh). Each thread has its own outputs, here and in `total`,
-// where a gate's output stays until the other factor is there: after a turn or, of two tiles in a
-// turn, in another thread of the warp. place: of the thread's tile, which exists if `some`.
+// where a gate's output stays until the other factor is there: in a later turn or, of two tiles in
+// a turn, in another thread of the warp. place: of the thread's tile, which exists if `some`.
 template <int ROWS, bool OWN>
 __device__ __forceinline__ void
 add_runs(const product_args &a, const few_parts &parts, const tile_place &place, bool some,
@@ -500,26 +529,12 @@ __global__ void __launch_bounds__(WARPS_MAX * 32, 2)
     const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const weight_view &shape = a.part[0].w; // k and the form are those of all parts
     const uint32_t runs = blocks_of(shape.pairs, RUN_PAIRS);
-    const run_slot<F> *ring = (const run_slot<F> *)memory + warp * FEW_SLOTS;
-    const uint32_t ring_at = smem_at(ring) + threadIdx.x % 32 * 16; // for copies
     parts_copy(a, parts);
-    run_place coming = {first_tile(a), warp}, here = coming;
-    const auto next_fill = [&] {
-        const slot_fill fill = fill_at<F>(a, parts, coming, tiles);
-        coming = next_run(a, coming, runs, warps);
-        return fill;
-    };
-    const auto fill_slots = [&](uint32_t first, uint32_t end) {
-#pragma unroll 1
-        for (uint32_t i = first; i < end; i++) {
-            const slot_fill fill = next_fill();
-#pragma unroll
-            for (uint32_t pair = 0; pair < RUN_PAIRS; pair++)
-                fill.copy_pair(ring_at + i * sizeof *ring, pair);
-            fill.copy_scales<F>(ring_at + i * sizeof *ring);
-        }
-    };
-    fill_slots(0, From::SLOTS_BEFORE);
+    const run_slot<F> *const slots = (const run_slot<F> *)memory + warp * FEW_SLOTS;
+    run_place here = {first_tile(a), warp};
+    few_ring<F> ring = {
+        a, parts, tiles, runs, warps, slots, smem_at(slots) + threadIdx.x % 32 * 16, here};
+    ring.fill(0, From::SLOTS_BEFORE);
     few_inputs in;
     if constexpr (ROUNDED) {
         kernel_waits();
@@ -528,7 +543,7 @@ __global__ void __launch_bounds__(WARPS_MAX * 32, 2)
         const auto before = from.before(shape);
         kernel_waits();
         in = few_inputs_at((run_slot<F> *)memory + warps * FEW_SLOTS, shape.pairs, ROWS);
-        from.round(in, shape, before, [&] { fill_slots(From::SLOTS_BEFORE, FEW_SLOTS); });
+        from.round(in, shape, before, [&] { ring.fill(From::SLOTS_BEFORE, FEW_SLOTS); });
     }
     using inputs_at = typename std::conditional<OWN, own_run<ROWS>, shared_run<ROWS>>::type;
     const inputs_at inputs(in, shape.pairs);
@@ -545,15 +560,15 @@ __global__ void __launch_bounds__(WARPS_MAX * 32, 2)
             if (first + warp < end)
 #pragma unroll 1
                 for (uint32_t t = 0; t < (second < tiles ? turn_tiles<OWN> : 1); t++) {
-                    const slot_fill next = next_fill();
+                    const slot_fill next = ring.next();
                     copies_wait<FEW_SLOTS - 1>();
                     __syncwarp(); // scales were copied by other lanes
                     few_sums<ROWS> sums = {};
-                    const uint32_t slot_at = ring_at + slot * sizeof *ring;
-                    add_run<F, ROWS>(shape, inputs, here.run, ring[slot], slot_at, next, sums);
+                    add_run<F, ROWS>(shape, inputs, here.run, slots[slot], ring.slot_at(slot), next,
+                                     sums);
                     keep_sums<ROWS>(sums, in, here.run, part[side][t][warp]);
                     __syncwarp();
-                    next.copy_scales<F>(slot_at);
+                    next.copy_scales<F>(ring.slot_at(slot));
                     slot = (slot + 1) % FEW_SLOTS;
                     here = next_run(a, here, runs, warps);
                 }

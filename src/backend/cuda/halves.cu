@@ -11,6 +11,7 @@
 // One or two rows too long for a multiprocessor's shared memory are rounded before, too. The bits
 // are the same.
 #include <algorithm>
+#include <type_traits>
 
 #include "backend/cuda/few_rows.cuh"
 #include "backend/cuda/many_rows.cuh"
@@ -162,8 +163,8 @@ template <class F, class From>
 void few_launch(cuda_backend *b, const product_args &a, const From &from) {
     const weight_view &w = a.part[0].w;
     const size_t bytes = few_input_bytes(w.pairs, a.rows);
-#ifdef KVASIR_FEW_KERNELS // for CI and cuda-mutants.sh: those for all shapes
-    constexpr bool OWN = false;
+#ifdef KVASIR_FEW_KERNELS // for CI and cuda-mutants.sh: those for all shapes, but of Q4_0
+    constexpr bool OWN = std::is_same<F, Halves<32, false, 8>>::value;
 #else
     constexpr bool OWN = true;
 #endif

@@ -36,7 +36,8 @@ __device__ __forceinline__ uint32_t fma_halves(uint32_t a, __half2 b, __half2 c)
     const __half2 v = __hfma2(*(const __half2 *)&a, b, c);
     return *(const uint32_t *)&v;
 }
-// That of output r (0) or r + 8 (1), twice: part of the instruction that takes it.
+// The scalar of output r (i = 0) or r + 8, in both halves. It costs nothing: the multiply-add that
+// takes it reads one half twice.
 __device__ __forceinline__ __half2 twice(uint32_t scalars, int i) {
     const __half2 v = *(const __half2 *)&scalars;
     return i ? __high2half2(v) : __low2half2(v);

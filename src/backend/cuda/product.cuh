@@ -11,7 +11,8 @@
 //              one for each output, which bring its largest d or m to [2^14, 2^15)
 //              codes   [8 tiles][pair][tile][lane] 16 bytes: a word for both blocks, outputs r and
 //                      r + 8; its bytes hold the codes of inputs k = 4q, 4q + 2, 4q + 1, 4q + 3
-//                      (low nibbles) and of k + 16 (high), so that 16 bits have one of each two
+//                      (low nibbles) and of k + 16 (high): a shift and a mask put 4q and 4q + 1, or
+//                      the next two, into the halves of a register
 //              scales  [8 tiles][4 groups][tile][r] 16 bytes: of each group for outputs r and
 //                      r + 8; biases after them likewise. A quad is four groups
 //              A column of 8 tiles lies together, for copies of whole kilobytes (many_rows.cuh)
@@ -349,8 +350,8 @@ __device__ __forceinline__ void spread_nibbles(uint32_t x, uint32_t y, uint32_t 
     codes[3] = y >> 4 & 0x0f0f0f0fu;
 }
 
-// A word of HALVES as NIBBLES have it, and the other way round.
-__device__ __forceinline__ uint32_t in_order(uint32_t word) {
+// Bytes 1 and 2 change places: from a word of HALVES to one of NIBBLES, and back.
+__device__ __forceinline__ uint32_t swap_middle(uint32_t word) {
     return __byte_perm(word, 0, 0x3120);
 }
 
@@ -418,7 +419,7 @@ template <int GROUP, bool AFFINE, int ACT> struct Halves {
         float2 d[2], m[2];
 #pragma unroll
         for (uint32_t h = 0; h < 2; h++) {
-            spread_nibbles(in_order(h ? words.z : words.x), in_order(h ? words.w : words.y),
+            spread_nibbles(swap_middle(h ? words.z : words.x), swap_middle(h ? words.w : words.y),
                            codes[h]);
             d[h] = two_scalars(scale(h));
             m[h] = AFFINE ? two_scalars(bias(h)) : make_float2(0, 0);

@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
     for (uint32_t q = 0; q < 4; q++)
         codes[nibble_word(w, row, block * BLOCK + 4 * q)] =
-            in_order(p[2 * q] | (uint32_t)p[2 * q + 1] << 16);
+            swap_middle(p[2 * q] | (uint32_t)p[2 * q + 1] << 16);
 }
 
 bool repacked_by_device(const weight *w) {
