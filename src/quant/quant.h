@@ -21,7 +21,7 @@
 enum scalar_type { SCALAR_F16 = 0, SCALAR_BF16 = 1, SCALAR_F32 = 2 };
 
 uint16_t f32_to_f16(float f); /* nearest even; subnormals kept; NaN stays NaN */
-/* Here and without branches, so that loops over a row take no calls and become vectors. */
+/* Here and without branches (but for the type), so that loops over a row become vectors. */
 static inline float float_of_bits(uint32_t bits) {
     float f;
     memcpy(&f, &bits, sizeof f);
@@ -31,7 +31,7 @@ static inline float f16_to_f32(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
     const int32_t rest = h & 0x7fff, normal = (rest << 13) + ((127 - 15) << 23);
     const float subnormal = (float)rest * 0x1p-24f; /* exact */
-    /* masks, because of choices compilers make branches */
+    /* masks: compilers make branches of ?: */
     const int32_t is_normal = -(rest >= 0x400), is_inf = -(rest >= 0x7c00);
     const int32_t quiet = -(rest > 0x7c00) & 0x400000; /* as vcvtph2ps does */
     int32_t bits;

@@ -228,7 +228,7 @@ void tile_drop_bit(const struct tile_layout *from, const void *in, const struct 
     }
 }
 
-/* A row of scalars t, the layout's. */
+/* A row of scalars. t is the layout's type, given so that the compiler knows it. */
 static inline __attribute__((always_inline)) void decode_exact_row(const struct tile_layout *l,
                                                                    enum scalar_type t,
                                                                    const void *tile, uint32_t token,

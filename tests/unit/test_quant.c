@@ -99,6 +99,14 @@ static void test_half(void **state) {
     check_rounding(8, f32_to_bf16, bf16_to_f32);
     assert_int_equal(f32_to_f16(0x1p-25f), 0); /* a tie with zero */
     assert_int_equal(f32_to_f16(1e-45f), 0);
+    for (uint32_t i = 0x7c01; i < 0x8000; i++) { /* NaN become quiet, as vcvtph2ps has them */
+        const uint32_t quiet = 0x7fc00000 | (i & 0x3ff) << 13;
+        uint32_t bits[2];
+        const float nan[2] = {f16_to_f32((uint16_t)i), f16_to_f32((uint16_t)(i | 0x8000))};
+        memcpy(bits, nan, sizeof bits);
+        assert_int_equal(bits[0], quiet);
+        assert_int_equal(bits[1], quiet | 0x80000000);
+    }
 }
 
 /* ---- formats --------------------------------------------------------------------------------- */

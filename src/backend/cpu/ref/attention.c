@@ -126,7 +126,7 @@ void score_exact_ref(const struct tile_layout *l, const void *tile, const struct
                      float *scores, size_t stride) {
     float row_of_k[HEAD_DIM_MAX];
     double k[HEAD_DIM_MAX][TOGETHER], acc[TOGETHER];
-    ASSERT(q->dim <= HEAD_DIM_MAX);
+    ASSERT(q->dim == l->head_dim && l->head_dim <= HEAD_DIM_MAX);
     for (uint32_t first = 0; first < TILE_TOKENS; first += TOGETHER) {
         for (uint32_t t = 0; t < TOGETHER; t++) {
             tile_decode_row(l, tile, first + t, row_of_k);

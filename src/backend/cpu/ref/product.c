@@ -72,53 +72,33 @@ void product_quant_ref(const struct weight *w, uint32_t n0, uint32_t n1, const s
     }
 }
 
-typedef double two __attribute__((vector_size(16)));
-typedef double two_anywhere __attribute__((vector_size(16), aligned(8), may_alias));
-
-/* Two outputs of a row of activations: dots with w[0] and w[1]. For each eight sums side by side:
- * one alone would wait for each of its additions. */
-static void dot_float(const float *x, const double *const w[2], size_t n, double dot[2]) {
+/* Eight sums side by side: one alone would wait for each of its additions. */
+static double dot_float(const float *x, const double *w, size_t n) {
     enum { SUMS = 8 };
-    two sum[2][SUMS / 2] = {{{0}}};
+    double sum[SUMS] = {0}, dot = 0;
     size_t i = 0;
     for (; i + SUMS <= n; i += SUMS)
-        for (size_t s = 0; s < SUMS / 2; s++) {
-            const size_t at = i + 2 * s;
-            const two value = {x[at], x[at + 1]};
-            sum[0][s] += value * *(const two_anywhere *)(w[0] + at);
-            sum[1][s] += value * *(const two_anywhere *)(w[1] + at);
-        }
-    dot[0] = dot[1] = 0;
-    for (; i < n; i++) {
-        dot[0] += x[i] * w[0][i];
-        dot[1] += x[i] * w[1][i];
-    }
-    for (size_t s = 0; s < SUMS; s++) {
-        dot[0] += sum[0][s / 2][s % 2];
-        dot[1] += sum[1][s / 2][s % 2];
-    }
+        for (size_t s = 0; s < SUMS; s++)
+            sum[s] += x[i + s] * w[i + s];
+    for (; i < n; i++)
+        dot += x[i] * w[i];
+    for (size_t s = 0; s < SUMS; s++)
+        dot += sum[s];
+    return dot;
 }
 
 void product_float_ref(const struct weight *w, uint32_t n0, uint32_t n1, const struct act_rows *a,
                        float *y, size_t y_stride, void *scratch) {
     const struct weight_traits *traits = weight_traits_of(w->type);
     const size_t k = a->k;
-    ASSERT(n1 <= w->n && k == w->k && 20 * k <= product_scratch_bytes(a->k));
-    double *wide[2] = {scratch, (double *)scratch + k};
-    float *values = (float *)(wide[1] + k);
-    for (uint32_t j = n0, n; j < n1; j += n) {
-        n = min_u32(n1 - j, 2); /* of one, the second dot counts for nothing */
-        for (uint32_t o = 0; o < n; o++) {
-            traits->decode(w, j + o, values);
-            for (size_t i = 0; i < k; i++)
-                wide[o][i] = values[i];
-        }
-        const double *const pair[2] = {wide[0], wide[n - 1]};
-        for (uint32_t row = 0; row < a->rows; row++) {
-            double dot[2];
-            dot_float(a->x + row * k, pair, k, dot);
-            for (uint32_t o = 0; o < n; o++)
-                y[row * y_stride + (j + o - n0)] = (float)dot[o];
-        }
+    ASSERT(n1 <= w->n && k == w->k && 12 * k <= product_scratch_bytes(a->k));
+    double *wide = scratch;
+    float *values = (float *)(wide + k);
+    for (uint32_t j = n0; j < n1; j++) {
+        traits->decode(w, j, values);
+        for (size_t i = 0; i < k; i++)
+            wide[i] = values[i];
+        for (uint32_t row = 0; row < a->rows; row++)
+            y[row * y_stride + (j - n0)] = (float)dot_float(a->x + row * k, wide, k);
     }
 }
