@@ -25,6 +25,8 @@ api_end() {
     rm -rf "$api_scratch"
 }
 trap api_end EXIT
+# A python3 that is a shim (pyenv) looks for the interpreter each time, in ten processes.
+PATH=$(python3 -c 'import os, sys; print(os.path.dirname(sys.executable))'):$PATH
 cd "$api_scratch" || exit 1
 export XDG_CACHE_HOME=$api_scratch/cache # for calibrations
 
