@@ -478,6 +478,7 @@ static void check_gated(void) {
                                          {2, 8500, 3616},  {2, 200, 4640},   {1, 200, 4640}};
     if (choice->halves_near <= 0 || !family_begin("matmul", "gated"))
         return;
+    /* types in turn: a shape that stands twice is made with both */
     for (uint32_t j = 0; j < sizeof SHAPES / sizeof *SHAPES; j++)
         gated_case(j % 2 ? WEIGHT_Q4_1 : WEIGHT_Q4_0, SHAPES[j][0], SHAPES[j][1], SHAPES[j][2]);
     family_end();

@@ -32,16 +32,6 @@ __device__ __forceinline__ uint32_t times_halves(uint32_t a, uint32_t b) {
     const __half2 v = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
     return *(const uint32_t *)&v;
 }
-__device__ __forceinline__ uint32_t fma_halves(uint32_t a, __half2 b, __half2 c) {
-    const __half2 v = __hfma2(*(const __half2 *)&a, b, c);
-    return *(const uint32_t *)&v;
-}
-// The scalar of output r (i = 0) or r + 8, in both halves. It costs nothing: the multiply-add that
-// takes it reads one half twice.
-__device__ __forceinline__ __half2 twice(uint32_t scalars, int i) {
-    const __half2 v = *(const __half2 *)&scalars;
-    return i ? __high2half2(v) : __low2half2(v);
-}
 
 // scale, bias: words of outputs r and r + 8.
 template <bool AFFINE>
@@ -57,9 +47,9 @@ __device__ __forceinline__ void weights_of_block(uint32_t x, uint32_t y, const g
 #pragma unroll
     for (int i = 0; i < 4; i++) { // output r or r + 8; inputs 4q and 4q + 1, or the next two
         const uint32_t codes = (i % 2 ? y : x) >> (i / 2 * 8);
-        const __half2 c = twice(g.c, i % 2);
-        low[i] = fma_halves(codes & 0x000f000fu, twice(g.d, i % 2), c);
-        high[i] = fma_halves(codes & 0x00f000f0u, twice(g.high_d, i % 2), c);
+        const uint32_t c = twice(g.c, i % 2);
+        low[i] = half2_fma(codes & 0x000f000fu, twice(g.d, i % 2), c);
+        high[i] = half2_fma(codes & 0x00f000f0u, twice(g.high_d, i % 2), c);
     }
 }
 

@@ -60,6 +60,24 @@ __device__ __forceinline__ void mma_half(float (&d)[4], const uint32_t (&a)[4], 
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// ---- two halves ------------------------------------------------------------------------------
+
+// a * b + c of both halves, rounded once
+__device__ __forceinline__ uint32_t half2_fma(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+// One of two halves, twice. In this form it becomes an operand's modifier.
+__device__ __forceinline__ uint32_t twice(uint32_t w, int which) {
+    uint32_t d;
+    if (which)
+        asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(d) : "r"(w));
+    else
+        asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(d) : "r"(w));
+    return d;
+}
+
 // ---- shared memory, by 32-bit address --------------------------------------------------------
 // volatile: they stay in order with each other, with copies and with barriers.
 

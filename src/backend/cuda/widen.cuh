@@ -9,12 +9,6 @@
 
 #include "backend/cuda/arithmetic.cuh"
 
-// a * b + c of both halves, rounded once
-__device__ __forceinline__ uint32_t half2_fma(uint32_t a, uint32_t b, uint32_t c) {
-    uint32_t d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
 __device__ __forceinline__ uint32_t half2_add(uint32_t a, uint32_t b) {
     uint32_t d;
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
@@ -115,15 +109,6 @@ __device__ __forceinline__ void scalars_to_half(uint4 (&s)[N], uint4 (&b)[N], bo
                               scalars_as_half(b[i].z, true), scalars_as_half(b[i].w, true));
         }
     }
-}
-// One of two halves, twice. In this form it becomes an operand's modifier.
-__device__ __forceinline__ uint32_t twice(uint32_t w, int which) {
-    uint32_t d;
-    if (which)
-        asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(d) : "r"(w));
-    else
-        asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(d) : "r"(w));
-    return d;
 }
 // Of elements (0, 1) and (2, 3) the pairs (0, 2) and (1, 3), and back.
 __device__ __forceinline__ uint32_t even_of(uint32_t a, uint32_t b) {
