@@ -92,7 +92,7 @@ compile() {
     local dir=$1 define=${2:-} arch f key object flags compiler objects=() commands=()
     arch=${ARCH:-$(gpu compute_cap | tr -d .)}
     arch=${arch:-90}
-    [ "$arch" != 90 ] || arch=90a # wgmma, setmaxnreg (prefill.cu)
+    [ "$arch" != 90 ] || arch=90a # wgmma, setmaxnreg (prefill.cuh)
     mkdir -p "$dir"
     for f in "${c_files[@]}" "${ref_files[@]}" "${cuda_files[@]}"; do
         compiler=$CC flags=$c_flags
@@ -170,7 +170,7 @@ do_sanitize() {
         say "no compute-sanitizer: nothing was checked"
         return 1
     fi
-    # racecheck tracks each thread separately, so prefill.cu is compiled differently for it
+    # racecheck tracks each thread separately, so prefill.cuh is compiled differently for it
     compile build-opcheck KVASIR_RACECHECK || return 1
     for tool in memcheck racecheck; do
         echo "compute-sanitizer --tool $tool"

@@ -73,7 +73,7 @@ def run(a, questions, form, name, *flags):
             body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "stop": ["\n", "."]}
             f.write(json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions",
                                 "body": body}) + "\n")
-    kvasir("batch", "-m", a.model, "-i", requests, "-o", results, "-q", "--device", "cpu",
+    kvasir("batch", "-m", a.model, "-i", requests, "-o", results, "-q", "--device", a.device,
            "--kv-bits", bits, "--act-bits", act, *start, *flags)
     answers, tokens, cached = [""] * len(questions), 0, 0
     with open(results, encoding="utf-8") as f:
@@ -147,6 +147,7 @@ def main():
     p.add_argument("--cold", type=int, default=10, help="facts: so many are also asked cold")
     p.add_argument("--questions", type=int, default=200, help="sums: how many")
     p.add_argument("--text", default=TEXT, help="facts: the text around them")
+    p.add_argument("--device", default="cpu", help="what to compute on: cpu, or cuda")
     p.add_argument("--start", type=int, help="--quantized-kv-start; default: by the format")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--state", help="a folder that keeps answers")

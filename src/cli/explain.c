@@ -243,15 +243,6 @@ static void warn_excess(const kvasir_context_info *i) {
                 human_bytes((double)i->cache_bytes, budget), human_bytes((double)memory, all));
 }
 
-/* What the device does slowly. */
-static void warn_slow(const kvasir_context_info *i) {
-    for (uint32_t f = 0; f < i->n_facts && strcmp(i->kind, "cuda") == 0; f++)
-        if (i->facts[f].kind == KVASIR_FACT_CENTRED)
-            fprintf(stderr, "note:   warning: on a GPU attention over centred keys is 10 times "
-                            "slower and more; --calibrate off avoids them, at some cost of "
-                            "quality\n");
-}
-
 void print_context_facts(const kvasir_context_info *i) {
     char token[24], token16[24], budget[24], length[48] = "any length";
     if (i->ctx)
@@ -267,7 +258,6 @@ void print_context_facts(const kvasir_context_info *i) {
         fprintf(stderr, "cpu:    %s, tier %s, %d thread%s, activations %d bits\n", cpu_model_name(),
                 i->cpu_tier, i->threads, i->threads == 1 ? "" : "s", i->act_bits);
     warn_excess(i);
-    warn_slow(i);
     write_notes(stderr, i, "note:   ");
 }
 

@@ -385,9 +385,13 @@ static void check_attentions(void) {
     if (!device_has(kv_store))
         return;
     check_centred(&(struct shape){PAIRS[4], HEAD_DIM, GQA}, 5);
+    check_centred(&(struct shape){PAIRS[4], 128, 2}, 16); /* the most of a GPU's fast kernels */
     check_centred(&(struct shape){PAIRS[0], 128, 2}, PAIRS_OF_HEAD_MAX);
     check_centred(&(struct shape){PAIRS[8], HEAD_DIM, GQA}, 5);
+    check_centred(&(struct shape){PAIRS[8], 128, 4}, 13);
     check_centred(&(struct shape){PAIRS[9], 128, 2}, 20);
+    check_centred(&(struct shape){PAIRS[9], 128, 7}, 9);
+    check_centred(&(struct shape){PAIRS[9], 256, 1}, 1);
 }
 
 /* ---- recurrent layers ------------------------------------------------------------------------ */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // arithmetic.cuh: what attention computes, to the bit, whichever fast kernel does it (the rows of
 // plain_attention.cu have its arithmetic, and no others: STEP-6 in step.cu). decode.cu has up to
-// 16 query heads in the columns of an instruction, prefill.cu 64 query rows in its rows; where
+// 16 query heads in the columns of an instruction, prefill.cuh 64 query rows in its rows; where
 // each float operation below is done differs, what is added to what and in which order does not. So
 // a row's bits do not depend on the kernel, the batch or the chunk (I1 of docs/design.md).
 //
@@ -12,7 +12,8 @@
 //            x / 2^e rounded to the tile's type, 2^e <= m < 2^(e+1)
 //   score    unit * dot, unit = 2^e * log2 e (so that the exponential is one instruction);
 //            dot: a chain of instructions of 16 dims, the sum exact but for what float32 cuts off.
-//            Instruction 2k + n has quads 8k + 2q + n (q = 0 .. 3) of dims
+//            Instruction 2k + n has quads 8k + 2q + n (q = 0 .. 3) of dims. Of centred keys then
+//            three instructions for every eight pairs of the head's centre (centre.cuh), in order
 //   tile     if the largest score of its 64 is more than 8 above M, M becomes it, and everything so
 //            far *= 2^(old - M). p = 2^(fma(dot, unit, 6 - M)), so p <= 2^14, and f16 keeps 11
 //            bits of what is 2^-20 of the weight at M; 2^6 cancels in the end
@@ -73,6 +74,8 @@ constexpr uint32_t EXACT_FORMATS = bit(F16) | bit(BF16),
                    GROUPS_OF_32 = bit(Q8G32) | bit(Q4G32) | bit(Q2G32);
 constexpr uint32_t K_FORMATS = EXACT_FORMATS | bit(Q8G64) | bit(Q8G32) | bit(Q4G64) | bit(Q4G32),
                    V_FORMATS = K_FORMATS | bit(Q2G64) | bit(Q2G32);
+// In a step's k_formats of a basis: some of its pages have centred keys.
+constexpr uint32_t CENTRED_KEYS = 1u << 31;
 // Of pages that are encoded when they are full, and of their shadows.
 constexpr uint32_t WHOLE_K_FORMATS =
                        bit(F16) | bit(Q8G64) | bit(Q4G64) | bit(T5) | bit(T4) | bit(T3),

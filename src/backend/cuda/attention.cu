@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // attention.cu: which kernels attend to a step's rows. There are two arithmetics. That of
-// arithmetic.cuh is computed by decode.cu and prefill.cu, for heads of 64, 128 and 256 dims and the
-// common page formats; that of plain_attention.cu takes everything else. step.cu (STEP-6) says
+// arithmetic.cuh is computed by decode.cuh and prefill.cuh, for heads of 64, 128 and 256 dims and
+// the common page formats; that of plain_attention.cu takes everything else. step.cu (STEP-6) says
 // which of them a row has. Pages in other bases than the plain one have passes of their own
 // (basis.cu).
 #include "backend/cuda/internal.cuh"
@@ -18,7 +18,9 @@ PassArgs pass_args(const cuda_backend *b, const attention_op &op, const attentio
             op.layer,
             op.heads,
             op.heads / kv_heads,
-            kv_heads};
+            kv_heads,
+            op.q,
+            op.centre};
 }
 
 static void run_pass(cuda_backend *b, const attention_op &op, const attention_pass &pass) {

@@ -21,7 +21,7 @@
 
 // Version of this backend's arithmetic, as MODEL_ARITHMETIC_VERSION (model.h) of all of them: raise
 // it when a bit of a result changes. Stored prefixes name it with the tier.
-enum { ARITHMETIC = 3 };
+enum { ARITHMETIC = 4 };
 
 extern "C" int backend_cuda_devices(void) {
     int count = 0;

@@ -3,11 +3,23 @@
 //
 //     dev_centre    inv_freq, first, pairs   copies of the host's
 //                   waves   float32 [n][cos, sin][64 tokens] of (token - 31.5) w_j
+//                   halves  the same in f16 [n][high, low parts][64 tokens][cos, sin]
+//                   turns   float32 [tile][n][cos, sin] of (64 tile + 31.5) w_j, in double
 //
-// From the middle of a tile on, a score's A cos wt + B sin wt is a sum over 64 fixed waves, so
-// plain_attention.cu turns A and B by the tile's angle and takes the waves as more dims of the key.
-// The tables are made once for each layer group, after reserve, and live as long as the backend.
-#include "backend/cuda/internal.cuh"
+// From the middle of a tile on, a score's A cos wt + B sin wt is a sum over 64 fixed waves
+// (centre.cuh). The tables are made once for each layer group, after reserve, and live as long as
+// the backend; that of turns grows with the positions that steps see.
+#include "backend/cuda/centre.cuh"
+
+namespace {
+__global__ void __launch_bounds__(TILE_TOKENS) halves_kernel(const float *waves, uint32_t *halves) {
+    const float *cosines = waves + (size_t)blockIdx.x * 2 * TILE_TOKENS;
+    const CentreHalves h = centre_halves(cosines[threadIdx.x], cosines[TILE_TOKENS + threadIdx.x]);
+    uint32_t *to = halves + (size_t)blockIdx.x * 2 * TILE_TOKENS;
+    to[threadIdx.x] = h.high;
+    to[TILE_TOKENS + threadIdx.x] = h.low;
+}
+} // namespace
 
 // False: no memory is left, or the device has an error.
 static bool upload_centre(cuda_backend *b, const key_centre *c, dev_centre *out) {
@@ -18,13 +30,19 @@ static bool upload_centre(cuda_backend *b, const key_centre *c, dev_centre *out)
         return false;
     key_centre_waves(c, waves);
     out->n = c->n;
+    out->pairs_max = c->pairs_max;
     out->inv_freq = (const double *)cuda_upload(&b->base, c->inv_freq, c->n * sizeof(double));
     out->first = (const uint32_t *)cuda_upload(&b->base, c->first, (heads + 1) * sizeof *c->first);
     out->pairs =
         (const centre_pair *)cuda_upload(&b->base, c->pairs, c->first[heads] * sizeof *c->pairs);
     out->waves = (const float *)cuda_upload(&b->base, waves, wave_bytes);
     mem_free(waves);
-    return out->inv_freq && out->first && out->pairs && out->waves;
+    uint32_t *halves = (uint32_t *)cuda_alloc(&b->base, wave_bytes);
+    out->halves = halves;
+    if (!out->inv_freq || !out->first || !out->pairs || !out->waves || !halves)
+        return false;
+    halves_kernel<<<c->n, TILE_TOKENS, 0, b->stream>>>(out->waves, halves);
+    return cuda_ok(b, cudaGetLastError());
 }
 
 kvasir_status cuda_reserve_centre(struct backend *base, const struct key_centre *c,
@@ -44,6 +62,43 @@ kvasir_status cuda_reserve_centre(struct backend *base, const struct key_centre 
     return KVASIR_OK;
 }
 
+namespace {
+__global__ void __launch_bounds__(256)
+    turns_kernel(const double *inv_freq, uint32_t n, size_t count, float2 *turns) {
+    const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    if (i >= count)
+        return;
+    double sine, cosine;
+    sincos(((double)(i / n) * TILE_TOKENS + TILE_MIDDLE) * inv_freq[i % n], &sine, &cosine);
+    turns[i] = make_float2((float)cosine, (float)sine);
+}
+} // namespace
+
+kvasir_status centre_cover(cuda_backend *b, const key_centre *c, uint32_t tiles,
+                           kvasir_error *err) {
+    enum { FIRST = 16 };
+    for (uint32_t i = 0; i < b->n_centres; i++) {
+        dev_centre &d = b->centres[i].device;
+        if (b->centres[i].host != c || tiles <= d.tiles)
+            continue;
+        uint32_t all = d.tiles ? d.tiles : (uint32_t)FIRST;
+        while (all < tiles)
+            all *= 2;
+        const size_t count = (size_t)all * d.n;
+        float2 *turns = (float2 *)cuda_alloc(&b->base, count * sizeof *turns);
+        if (!turns) {
+            TRY(cuda_status(b, err));
+            return fail(err, KVASIR_ERR_MEMORY, "CUDA: tables for centred keys: out of memory");
+        }
+        turns_kernel<<<blocks_of(count, 256), 256, 0, b->stream>>>(d.inv_freq, d.n, count, turns);
+        cuda_ok(b, cudaGetLastError());
+        cuda_free(&b->base, const_cast<float2 *>(d.turns)); // waits
+        d.turns = turns;
+        d.tiles = all;
+    }
+    return cuda_status(b, err);
+}
+
 dev_centre centre_find(const cuda_backend *b, const key_centre *c) {
     for (uint32_t i = 0; c && i < b->n_centres; i++)
         if (b->centres[i].host == c)
@@ -54,7 +109,7 @@ dev_centre centre_find(const cuda_backend *b, const key_centre *c) {
 void centres_close(cuda_backend *b) {
     for (uint32_t i = 0; i < b->n_centres; i++) {
         const dev_centre &d = b->centres[i].device;
-        const void *all[] = {d.inv_freq, d.first, d.pairs, d.waves};
+        const void *all[] = {d.inv_freq, d.first, d.pairs, d.waves, d.halves, d.turns};
         for (const void *p : all)
             (void)cudaFree(const_cast<void *>(p));
     }

@@ -16,6 +16,7 @@
 // through shared memory.
 #pragma once
 
+#include "backend/cuda/centre.cuh"
 #include "backend/cuda/stream.cuh"
 
 template <int H> struct Cols {
@@ -245,12 +246,104 @@ cols_scores_exact(Ring &ring, int r, int q, const ColsQuery<D, KF, H> &query, Co
     }
 }
 
+// ---- scores: the centre ----------------------------------------------------------------------
+
+// What of a centre is kept in shared memory, of the block's heads.
+template <int H, int PAIRS> struct ColsCentreKept {
+    float2 parts[PAIRS][Cols<H>::HEADS]; // centre_parts
+    uint32_t pair[PAIRS];                // its index
+};
+
+// A centre, as the block's heads meet it; without one there are no pairs.
+template <int H> struct ColsCentre {
+    const dev_centre &tables;
+    CentrePairs pairs;
+    centre_pair own; // of this thread, to be kept
+    const float *q;  // of the first head, in the plain basis
+    uint32_t dim, gqa;
+    float scale;
+    float2 (*parts)[Cols<H>::HEADS];
+    uint32_t *pair;
+
+    __device__ __forceinline__ static uint32_t own_pair() { return threadIdx.x / Cols<H>::HEADS; }
+    // Reads what does not depend on the kernel before.
+    template <int PAIRS>
+    __device__ __forceinline__ ColsCentre(const PassArgs &a, uint32_t row, uint32_t head,
+                                          uint32_t dims, ColsCentreKept<H, PAIRS> &kept)
+        : tables(a.centre), pairs(), own(),
+          q(a.plain + ((size_t)row * a.heads + head * a.gqa) * dims), dim(dims), gqa(a.gqa),
+          scale(a.scale), parts(kept.parts), pair(kept.pair) {
+        if (PAIRS < CENTRE_PAIRS || !tables.first)
+            return;
+        pairs = pairs_of(tables, a.layer, a.kv_heads, head);
+        if (own_pair() < pairs.count)
+            own = pairs.pairs[own_pair()];
+    }
+    __device__ __forceinline__ float2 make(const centre_pair &p, uint32_t head) const {
+        return head < gqa ? centre_parts(tables, p, q + head * dim, scale) : make_float2(0, 0);
+    }
+    // By the block, after the wait and before it meets.
+    __device__ __forceinline__ void keep() const {
+        const uint32_t i = own_pair(), head = threadIdx.x % Cols<H>::HEADS;
+        if (i >= min(pairs.count, (uint32_t)CENTRE_PAIRS))
+            return;
+        parts[i][head] = make(own, head);
+        pair[i] = own.pair;
+    }
+
+    // d += what the centre adds to the scores of tile `tile`.
+    __device__ __forceinline__ void add(uint32_t tile, int r, int q, const float *unit,
+                                        ColsDots<H> &d) const {
+#pragma unroll 1
+        for (uint32_t first = 0; first < pairs.count; first += 8) {
+            uint32_t high[Cols<H>::BLOCKS][2], low[Cols<H>::BLOCKS][2];
+            uint4 w[2][2][2]; // [pairs q, 4 + q][high, low parts][four of the lane's tokens]
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const uint32_t i = first + 4 * k + q, last = min(i, pairs.count - 1);
+                const uint32_t at = last < CENTRE_PAIRS ? pair[last] : pairs.pairs[last].pair;
+                const float2 turn = centre_turn(tables, tile, at);
+#pragma unroll
+                for (int part = 0; part < 2; part++) {
+                    const auto *from = (const uint4 *)centre_halves_of(tables, at, part) + 2 * r;
+                    w[k][part][0] = __ldg(from);
+                    w[k][part][1] = __ldg(from + 1);
+                }
+#pragma unroll
+                for (int n = 0; n < Cols<H>::BLOCKS; n++) {
+                    const int head = cols_head_of<H>(8 * n + r);
+                    CentreHalves ab = {};
+                    if (i < pairs.count && head >= 0)
+                        ab = centre_query(i < CENTRE_PAIRS ? parts[i][head]
+                                                           : make(pairs.pairs[i], head),
+                                          turn, unit[head]);
+                    high[n][k] = ab.high;
+                    low[n][k] = ab.low;
+                }
+            }
+#pragma unroll
+            for (int m = 0; m < 4; m++) // the lane's tokens 2m and 2m + 1
+#pragma unroll
+                for (int part = 0; part < 3; part++) {
+                    uint32_t a[4];
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        a[i] = word_of(w[i / 2][part == 1][m / 2], m % 2 * 2 + i % 2);
+#pragma unroll
+                    for (int n = 0; n < Cols<H>::BLOCKS; n++)
+                        mma_half<false>(d[m][n], a, part == 2 ? low[n][0] : high[n][0],
+                                        part == 2 ? low[n][1] : high[n][1]);
+                }
+        }
+    }
+};
+
 // Raw scores of a tile of any of the formats: p[head of lane][token 8r + j], -inf if the query
-// does not see the token.
-template <int D, uint32_t KF, int H, class Ring>
+// does not see the token. more(d): adds what else a score has.
+template <int D, uint32_t KF, int H, class Ring, class More>
 __device__ __forceinline__ void cols_scores(Ring &ring, int r, int q,
                                             const ColsQuery<D, KF, H> &query, int format, bool bf,
-                                            uint64_t seen, float (&p)[H][8]) {
+                                            uint64_t seen, float (&p)[H][8], More more) {
     float d[4][Cols<H>::BLOCKS][4] = {};
     with_format<KF>(format, [&](auto f) {
         constexpr int F = decltype(f)::value;
@@ -261,6 +354,7 @@ __device__ __forceinline__ void cols_scores(Ring &ring, int r, int q,
         else
             cols_scores_affine<F, D, KF, H>(ring, r, q, query, bf, d);
     });
+    more(d);
     const uint32_t eight = (uint32_t)(seen >> (8 * r)) & 255;
 #pragma unroll
     for (int h = 0; h < H; h++)

@@ -37,9 +37,11 @@ template <int D> DecodeChoice choose(uint32_t k, uint32_t v, uint32_t gqa) {
 } // namespace
 
 static DecodeChoice choose_kernel(uint32_t k, uint32_t v, uint32_t dim, uint32_t gqa) {
-    const bool whole = (k & ~K_FORMATS) | (v & ~V_FORMATS) ||
-                       (k == (bit(F16) | bit(Q8G64)) && v == (bit(F16) | bit(Q4G64)));
-    if (whole)
+    // 8/4 after an exact start, or centred, has a kernel there
+    const bool several = (k & (k - 1)) != 0,
+               eight_four = several && !(k & ~(bit(F16) | bit(Q8G64) | CENTRED_KEYS)) &&
+                            !(v & ~(bit(F16) | bit(Q4G64)));
+    if ((k & ~K_FORMATS & ~CENTRED_KEYS) || (v & ~V_FORMATS) || eight_four)
         return decode_choose_whole(k, v, dim, gqa);
     return dim == 64    ? choose<64>(k, v, gqa)
            : dim == 128 ? choose<128>(k, v, gqa)

@@ -263,6 +263,9 @@ struct Work {
     int active, slots; // runs that have begun, one a warp; slots of the ring, for each of these
 };
 
+// Kernels of one format of keys do not take centred ones.
+template <uint32_t KF> constexpr bool HAS_CENTRES = (KF & (KF - 1)) != 0;
+
 // A warp's lane (r, q), as in cols.cuh.
 struct Lane {
     int warp, lane, r, q;
@@ -358,25 +361,39 @@ __device__ __forceinline__ void leave_run(RunResults<Cols<H>::HEADS> &runs, floa
     }
 }
 
+// Raw scores of tile `tile`, whose layout is l.
+template <int D, uint32_t KF, int H, class Ring>
+__device__ __forceinline__ void tile_scores(Ring &ring, const Lane &at,
+                                            const ColsQuery<D, KF, H> &query,
+                                            const ColsCentre<H> &centre, const dev_layout &l,
+                                            uint32_t tile, uint64_t seen, float (&p)[H][8]) {
+    const bool centred = HAS_CENTRES<KF> && l.centred != 0;
+    cols_scores<D, KF, H>(ring, at.r, at.q, query, l.k, l.k_bf16 != 0, seen, p,
+                          [&](ColsDots<H> &d) {
+                              if (centred)
+                                  centre.add(tile, at.r, at.q, query.unit, d);
+                          });
+}
+
 // ---- a run of each warp ----------------------------------------------------------------------
 
 // The warp's own run, tile by tile; its result goes into its ring, which nothing is copied to any
 // more.
 template <int D, uint32_t KF, uint32_t VF, int H, class Ring>
-__device__ __forceinline__ void attend_run(const step_group &g, const DecodeArgs &a,
-                                           const Work &work, const SeenTiles &tiles, const Lane &at,
-                                           Ring &ring, uint8_t *rings, uint32_t exchange,
-                                           const ColsQuery<D, KF, H> &query, ColsState<H> &state,
-                                           RunResults<Cols<H>::HEADS> &runs) {
+__device__ __forceinline__ void
+attend_run(const step_group &g, const DecodeArgs &a, const Work &work, const SeenTiles &tiles,
+           const Lane &at, Ring &ring, uint8_t *rings, uint32_t exchange,
+           const ColsQuery<D, KF, H> &query, const ColsCentre<H> &centre, ColsState<H> &state,
+           RunResults<Cols<H>::HEADS> &runs) {
     constexpr int MAP = VF & GROUPS_OF_32 || !(VF & ~EXACT_FORMATS) ? 32 : 64;
     float out[D / 16][Cols<H>::BLOCKS][4] = {};
     for (int i = 0; i < ring.n; i++) {
-        const uint32_t first = (work.run * RUN_TILES + tiles.numbers[at.warp][i]) * TILE_TOKENS;
+        const uint32_t tile = work.run * RUN_TILES + tiles.numbers[at.warp][i];
         const dev_layout *layout = &g.layouts[tiles.tiles[at.warp][i].layout()];
-        const bool k_bf16 = layout->k_bf16, v_bf16 = layout->v_bf16;
-        const uint64_t seen = seen_of_tile(work.item.view, work.item.pos, first);
+        const bool v_bf16 = layout->v_bf16;
+        const uint64_t seen = seen_of_tile(work.item.view, work.item.pos, tile * TILE_TOKENS);
         float p[H][8];
-        cols_scores<D, KF, H>(ring, at.r, at.q, query, layout->k, k_bf16, seen, p);
+        tile_scores<D, KF, H>(ring, at, query, centre, *layout, tile, seen, p);
         cols_softmax<H, D / 16>(state, p, out);
         cols_values<D, VF, MAP, H, D / 32>(ring, exchange, at.r, at.q, layout->v, v_bf16, seen, p,
                                            0, out);
@@ -442,8 +459,8 @@ template <int D, uint32_t KF, uint32_t VF, int H>
 __device__ __forceinline__ void
 attend_shared_run(const step_group &g, const DecodeArgs &a, const Work &work,
                   const SeenTiles &tiles, const Lane &at, uint8_t *rings, uint64_t *bars,
-                  uint32_t exchange, const ColsQuery<D, KF, H> &query, ColsState<H> &state,
-                  RunResults<Cols<H>::HEADS> &runs) {
+                  uint32_t exchange, const ColsQuery<D, KF, H> &query, const ColsCentre<H> &centre,
+                  ColsState<H> &state, RunResults<Cols<H>::HEADS> &runs) {
     constexpr uint32_t SLOT = Stream<D, KF, VF>::SLOT;
     constexpr int N = D / 32 > RUN_TILES ? D / 32 / RUN_TILES : 1; // blocks of dims of a warp
     const int warp = at.warp, n = work.active ? tiles.count[0] : 0;
@@ -458,8 +475,8 @@ attend_shared_run(const step_group &g, const DecodeArgs &a, const Work &work,
                     chunks.at += k_chunks + v_chunks;
                     return;
                 }
-                cols_scores<D, KF, H>(chunks, at.r, at.q, query, layout->k, layout->k_bf16, seen,
-                                      p);
+                tile_scores<D, KF, H>(chunks, at, query, centre, *layout,
+                                      work.first_run * RUN_TILES + tiles.numbers[0][tile], seen, p);
                 put_scores<H>(scores, tile, at.lane, p);
             });
     __syncthreads();
@@ -485,6 +502,19 @@ attend_shared_run(const step_group &g, const DecodeArgs &a, const Work &work,
 
 // ---- the kernel ------------------------------------------------------------------------------
 
+// The queries of a warp's columns.
+template <int D, int H>
+__device__ __forceinline__ void load_queries(const DecodeArgs &a, uint32_t row, uint32_t kv,
+                                             int warp,
+                                             float (&x)[Cols<H>::COLUMNS / WARPS][D / 32]) {
+#pragma unroll
+    for (int i = 0; i < Cols<H>::COLUMNS / WARPS; i++) {
+        const int head = cols_head_of<H>(warp + i * WARPS);
+        load_row<D>(a.q + ((size_t)row * a.heads + kv * a.gqa + head) * D,
+                    head >= 0 && head < (int)a.gqa, x[i]);
+    }
+}
+
 template <int D, uint32_t KF, uint32_t VF, int H>
 __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
     decode(const step_group g, const DecodeArgs a) {
@@ -497,6 +527,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
     __shared__ TileRef tiles[WARPS][RUN_TILES];
     __shared__ uint8_t numbers[WARPS][RUN_TILES], tiles_of[WARPS];
     __shared__ RunResults<HEADS> runs;
+    __shared__ ColsCentreKept<H, HAS_CENTRES<KF> ? CENTRE_PAIRS : 1> kept;
 
     kernel_comes();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
@@ -522,6 +553,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
             barrier_init(smem_at(bars + warp * slots + i), COPY_ARRIVALS);
     }
     barriers_ready();
+    const ColsCentre<H> centre(a, item.row, kv, D, kept);
     kernel_waits();
 
     // queries on their way, and the first chunks
@@ -529,28 +561,25 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
     const Lane at = {warp, lane, r, q};
     const SeenTiles seen = {tiles, numbers, tiles_of};
     float x[COLUMNS / WARPS][D / 32];
-#pragma unroll
-    for (int i = 0; i < COLUMNS / WARPS; i++) {
-        const int head = cols_head_of<H>(warp + i * WARPS);
-        load_row<D>(a.q + ((size_t)item.row * a.heads + kv * a.gqa + head) * D,
-                    head >= 0 && head < (int)a.gqa, x[i]);
-    }
+    load_queries<D, H>(a, item.row, kv, warp, x);
     Ring ring = start_rings<Ring>(g, work, seen, rings, bars, warp);
 #pragma unroll
     for (int i = 0; i < COLUMNS / WARPS; i++) {
         scale_row<D>(x[i], a.scale, a.turn);
         cols_pack<D, KF, H>(x[i], warp + i * WARPS, query);
     }
+    centre.keep();
     __syncthreads();
 
     ColsState<H> state;
     begin_heads<D, KF, H>(query, q, state);
     const bool team = a.team && active == 1;
     if (team)
-        attend_shared_run<D, KF, VF, H>(g, a, work, seen, at, rings, bars, exchange, query, state,
-                                        runs);
+        attend_shared_run<D, KF, VF, H>(g, a, work, seen, at, rings, bars, exchange, query, centre,
+                                        state, runs);
     else
-        attend_run<D, KF, VF, H>(g, a, work, seen, at, ring, rings, exchange, query, state, runs);
+        attend_run<D, KF, VF, H>(g, a, work, seen, at, ring, rings, exchange, query, centre, state,
+                                 runs);
     finish<D, HEADS>(a, item, blockIdx.x, kv, runs, team ? 1 : per_block, (float *)rings,
                      slots * Ring::SLOT / 4);
 }

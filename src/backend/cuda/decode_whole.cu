@@ -33,6 +33,7 @@ template <int D> DecodeChoice choose(uint32_t k, uint32_t v, uint32_t gqa) {
 } // namespace
 
 DecodeChoice decode_choose_whole(uint32_t k, uint32_t v, uint32_t dim, uint32_t gqa) {
+    k &= ~CENTRED_KEYS; // all of them take these
     return dim == 64    ? choose<64>(k, v, gqa)
            : dim == 128 ? choose<128>(k, v, gqa)
                         : choose<256>(k, v, gqa);

@@ -86,7 +86,7 @@ __device__ bool find_place(const step_group &g, uint32_t layer, const float *k, 
         l = g.layouts[layout];
     }
     p.tile = const_cast<uint8_t *>(tile_of(page, l, layer, head, is_v ? TILE_V : TILE_K));
-    p.format = (tile_format)(is_v ? l.v : l.k);
+    p.format = (tile_format)(is_v ? l.v : l.centred && !p.turned ? TILE_FORMATS : l.k);
     p.bf16 = (is_v ? l.v_bf16 : l.k_bf16) != 0;
     return true;
 }

@@ -10,6 +10,7 @@
 //                    (decode_whole.cu: its kernels for whole pages)
 //                    plain_attention.cu   rows that the others do not take
 //                    prefill.cu           many rows
+//                    (prefill_centred.cu: its kernels for centred keys)
 //     rows.cu        norm, rope, gates, moves          recurrent.cu convolutions, delta rule
 //     experts.cu     mixtures of experts: its matrices by product.cu, its gates by rows.cu
 //     centre.cu      tables of centred keys            error.cu     the first error
@@ -58,7 +59,7 @@ struct dev_layout {
     uint32_t k_bytes;       // where the V tile begins
     uint32_t head_bytes, layer_bytes;
     kv_format k_stored, v_stored; // for the plain kernels
-    uint32_t centred;             // keys, by the group's centre
+    uint32_t centred;             // keys, by the group's centre: such rows plain_encode.cu stores
     uint32_t basis;               // enum page_basis
     uint32_t whole;               // page_is_whole
 };
@@ -183,6 +184,9 @@ struct dev_centre {
     const centre_pair *pairs;
     // [n][cos, sin][TILE_TOKENS] of the angle from the middle of a tile to each of its tokens
     const float *waves;
+    const uint32_t *halves; // [n][high, low parts][TILE_TOKENS] of the same, cos and sin in f16
+    const float2 *turns;    // [tile][n] cos and sin of the angle at a tile's middle
+    uint32_t tiles, pairs_max;
 };
 
 // Balanced keys of a layer group (struct key_basis), in device memory (basis.cu).
@@ -279,7 +283,7 @@ struct cuda_backend {
     group_plan plan[BACKEND_GROUPS_MAX];
     step_plan step; // of the last step_begin: where group and plan come from
     bring_ring bring;
-    // scratch of attention: partial results (decode.cuh, prefill.cu and plain_attention.cu say of
+    // scratch of attention: partial results (decode.cuh, prefill.cuh and plain_attention.cu say of
     // what), arrival counters
     float *part_out; // [part][gqa][head_dim]
     float2 *part_ms; // [part][gqa] maximum, sum
@@ -487,6 +491,8 @@ bool operation_begins(const cuda_backend *b, const batch *batch, const kv_view *
                       uint32_t layer, uint32_t *group);
 // centre.cu: the device's tables of a group's centre, zeros for NULL; gives all of them back.
 dev_centre centre_find(const cuda_backend *b, const key_centre *c);
+// Turns of so many tiles, before a step that sees them.
+kvasir_status centre_cover(cuda_backend *b, const key_centre *c, uint32_t tiles, kvasir_error *err);
 void centres_close(cuda_backend *b);
 // basis.cu: the same of a group's bases; scratch for attention over pages of these bases (one bit
 // each), kept until turned_close. False: no memory is left.
@@ -529,9 +535,9 @@ size_t halves_sums_bytes(const cuda_backend *b);
 // Whether this device has the shared memory that the kernels of these formats take.
 bool decode_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, uint32_t head_dim,
                  uint32_t gqa);
-// alone: all pages are in the plain basis.
+// alone: all pages are in the plain basis. pairs: most of a head's centre, if some keys have one.
 bool prefill_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, bool alone,
-                  uint32_t head_dim);
+                  uint32_t head_dim, uint32_t pairs);
 
 // Attention over the pages of one basis.
 struct attention_pass {
@@ -551,6 +557,8 @@ struct PassArgs {
     float turn, back; // factor of H for queries, for outputs; 0: they are not rotated
     float scale;
     uint32_t layer, heads, gqa, kv_heads;
+    const float *plain; // queries in the plain basis: centres are
+    dev_centre centre;
 };
 PassArgs pass_args(const cuda_backend *b, const struct attention_op &op,
                    const attention_pass &pass);

@@ -101,16 +101,3 @@ __device__ __forceinline__ float4 read_four(const uint8_t *tile, const kv_format
     }
     return make_float4(x[0], x[1], x[2], x[3]);
 }
-
-// ---- centred keys ----------------------------------------------------------------------------
-
-// The pairs of a (layer, KV head).
-struct CentrePairs {
-    const centre_pair *pairs;
-    uint32_t count;
-};
-__device__ __forceinline__ CentrePairs pairs_of(const dev_centre &c, uint32_t layer,
-                                                uint32_t kv_heads, uint32_t head) {
-    const uint32_t i = layer * kv_heads + head, first = c.first[i];
-    return {c.pairs + first, c.first[i + 1] - first};
-}

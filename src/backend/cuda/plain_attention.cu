@@ -15,7 +15,7 @@
 //
 //   tile     values as tile_decode_row gives them
 //   score    x = q * scale; dot: one chain of fma over dims in order; of a centred page then over
-//            its pairs in order, A' cos + B' sin (centre.cu); soft cap; * log2 e
+//            its pairs in order, A cos + B sin (centre.cuh); soft cap; * log2 e
 //   tile     M' = max(M, largest score of the tile that the row sees); everything so far
 //            *= 2^(M - M'); p = 2^(score - M')
 //              sum      tokens t and t + 32, then a tree over lanes
@@ -27,6 +27,7 @@
 // even the sign of a zero. All of this assumes finite K and V in the slots that were written.
 #include "backend/cuda/arithmetic.cuh"
 #include "backend/cuda/basis.cuh"
+#include "backend/cuda/centre.cuh"
 #include "backend/cuda/plain.cuh"
 
 namespace {
@@ -137,16 +138,12 @@ __device__ __forceinline__ void score_dims(const PlainArgs &a, const Work &w, co
 __device__ __forceinline__ void score_centre(const PlainArgs &a, const Work &w, uint32_t number,
                                              Shared &sh, float (&s)[4]) {
     const CentrePairs all = pairs_of(a.centre, a.layer, a.kv_heads, w.kv);
-    const double middle = number * (double)TILE_TOKENS + TILE_MIDDLE;
     for (uint32_t first = 0; first < all.count; first += PAIRS) {
         const uint32_t n = min((uint32_t)PAIRS, all.count - first);
         const centre_pair *pairs = all.pairs + first;
         __syncthreads(); // the last chunk was read
-        if (threadIdx.x < n) {
-            double sine, cosine;
-            sincos(middle * a.centre.inv_freq[pairs[threadIdx.x].pair], &sine, &cosine);
-            sh.turn[threadIdx.x] = make_float2((float)cosine, (float)sine);
-        }
+        if (threadIdx.x < n)
+            sh.turn[threadIdx.x] = centre_turn(a.centre, number, pairs[threadIdx.x].pair);
         for (uint32_t i = threadIdx.x; i < n * 2 * TILE_TOKENS; i += THREADS)
             sh.tile[i] =
                 a.centre.waves[(size_t)pairs[i / (2 * TILE_TOKENS)].pair * 2 * TILE_TOKENS +
@@ -156,16 +153,13 @@ __device__ __forceinline__ void score_centre(const PlainArgs &a, const Work &w, 
             const uint32_t column = i % COLUMNS;
             const centre_pair c = pairs[i / COLUMNS];
             const float2 turn = sh.turn[i / COLUMNS];
-            float q1 = 0, q2 = 0;
-            if (column < w.columns) {
-                const float *q = a.plain + column_at(a, w, column);
-                q1 = q[c.pair] * a.scale;
-                q2 = q[c.pair + a.centre.n] * a.scale;
-            }
-            const float along = q1 * c.c1 + q2 * c.c2, across = q2 * c.c1 - q1 * c.c2;
+            float2 parts = make_float2(0, 0);
+            if (column < w.columns)
+                parts = centre_parts(a.centre, c, a.plain + column_at(a, w, column), a.scale);
+            const float2 ab = centre_turned(parts, turn);
             float *to = &sh.query[i / COLUMNS * 2 * PITCH + column];
-            to[0] = along * turn.x + across * turn.y;
-            to[PITCH] = across * turn.x - along * turn.y;
+            to[0] = ab.x;
+            to[PITCH] = ab.y;
         }
         __syncthreads();
         add_dots(sh, w, 2 * n, s);

@@ -36,7 +36,8 @@ __device__ bool find_target(const step_group &g, const StoreArgs &a, Target &t) 
     if (!page)
         return false;
     const dev_layout l = g.layouts[layout];
-    if (l.basis != BASIS_PLAIN || (t.p.is_v ? l.v : l.k) != TILE_FORMATS)
+    const bool fast = t.p.is_v ? l.v != TILE_FORMATS : l.k != TILE_FORMATS && !l.centred;
+    if (l.basis != BASIS_PLAIN || fast)
         return false;
     t.tile = tile_stored(page, l, a, t.p);
     t.format = t.p.is_v ? l.v_stored : l.k_stored;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "backend/cuda/affine.cuh"
+#include "backend/cuda/centre.cuh"
 #include "backend/cuda/plain.cuh"
 
 struct StoreArgs {
@@ -50,8 +51,8 @@ __device__ __forceinline__ uint8_t *tile_stored(const uint8_t *page, const dev_l
     return const_cast<uint8_t *>(tile_of(page, l, a.layer, p.head, p.is_v ? TILE_V : TILE_K));
 }
 
-// The token's row into shared memory, by a warp; centred: as key_centre_add with sign -1, in
-// double.
+// The token's row into shared memory, by a warp; centred: as key_centre_add with sign -1, by the
+// tile's turns and waves.
 __device__ __forceinline__ void load_row(const StoreArgs &a, const Place &p, bool centred,
                                          uint32_t token, float *row) {
     const uint32_t lane = threadIdx.x % 32;
@@ -65,10 +66,12 @@ __device__ __forceinline__ void load_row(const StoreArgs &a, const Place &p, boo
     const CentrePairs pairs = pairs_of(a.centre, a.layer, a.kv_heads, p.head);
     for (uint32_t i = lane; i < pairs.count; i += 32) {
         const centre_pair c = pairs.pairs[i];
-        double sine, cosine;
-        sincos((p.position + token) * a.centre.inv_freq[c.pair], &sine, &cosine);
-        row[c.pair] -= (float)((double)c.c1 * cosine - (double)c.c2 * sine);
-        row[c.pair + a.centre.n] -= (float)((double)c.c2 * cosine + (double)c.c1 * sine);
+        const float2 turn = centre_turn(a.centre, p.position / TILE_TOKENS, c.pair);
+        const float *waves = a.centre.waves + (size_t)c.pair * 2 * TILE_TOKENS + token;
+        const float cos0 = waves[0], sin0 = waves[TILE_TOKENS];
+        const float cosine = turn.x * cos0 - turn.y * sin0, sine = turn.y * cos0 + turn.x * sin0;
+        row[c.pair] -= c.c1 * cosine - c.c2 * sine;
+        row[c.pair + a.centre.n] -= c.c2 * cosine + c.c1 * sine;
     }
     __syncwarp();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// prefill_supers.cuh: rows of prefill.cu whose super-runs had blocks of their own, merged.
+// prefill_supers.cuh: rows of prefill.cuh whose super-runs had blocks of their own, merged.
 #pragma once
 
 #include "backend/cuda/arithmetic.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // slots.cuh: a K or V tile, widened into a slot of shared memory by a group of four warps, for
-// prefill.cu. All formats become the same 16-bit matrices.
+// prefill.cuh. All formats become the same 16-bit matrices.
 //
 // The layout of the matrices (any token may be column c of K):
 //

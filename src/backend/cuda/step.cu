@@ -36,7 +36,7 @@
 #include <algorithm>
 #include <string.h>
 
-#include "backend/cuda/internal.cuh"
+#include "backend/cuda/arithmetic.cuh"
 
 enum { SUPER_TOKENS = 2048, SUPER_PAGES = SUPER_TOKENS / TILE_TOKENS };
 
@@ -303,8 +303,9 @@ kvasir_status cuda_check_layout(const struct backend *b, const struct page_layou
     return check_head_dim(l->k.head_dim, err);
 }
 
-// What kernels branch on. A side that only the plain ones know is TILE_FORMATS.
-static kvasir_status layout_convert(const backend_limits *l, uint32_t group,
+// What kernels branch on. A side that only the plain ones know is TILE_FORMATS. pairs: most of a
+// head's centre; prefill.cuh has their waves in shared memory, beside a slot of K and V.
+static kvasir_status layout_convert(const backend_limits *l, uint32_t group, uint32_t pairs,
                                     const page_layout *from, dev_layout *to, kvasir_error *err) {
     const auto &shape = l->group[group];
     if (from->kv_heads != shape.kv_heads || from->k.head_dim != shape.head_dim ||
@@ -314,7 +315,8 @@ static kvasir_status layout_convert(const backend_limits *l, uint32_t group,
                     "for %u of %u",
                     from->kv_heads, from->k.head_dim, group, shape.kv_heads, shape.head_dim);
     const bool fast = head_dim_fast(shape.head_dim);
-    if (!fast || from->centred || !tile_format_of(&from->k, true, &to->k))
+    const bool waves_fit = pairs * shape.head_dim <= 8192;
+    if (!fast || (from->centred && !waves_fit) || !tile_format_of(&from->k, true, &to->k))
         to->k = TILE_FORMATS;
     if (!fast || !tile_format_of(&from->v, false, &to->v))
         to->v = TILE_FORMATS;
@@ -341,7 +343,9 @@ struct group_need {
     uint32_t k_formats[BASIS_COUNT], v_formats[BASIS_COUNT], bases, stores, layers;
     uint32_t plain; // layouts of plain rows, one bit each (row_run_at)
     uint32_t prefill_supers;
-    bool fills; // a sequence's first row fills a page that is encoded then
+    bool centred;          // some layout is
+    uint32_t centre_pairs; // most of a head
+    bool fills;            // a sequence's first row fills a page that is encoded then
     block_cut prefill_cut, plain_cut;
     bool plain_split;
     dev_layout layouts[CUDA_LAYOUTS_MAX]; // those that no page has are zero
@@ -395,12 +399,15 @@ static kvasir_status measure_formats(const cuda_backend *b, uint32_t group, cons
     if (used >> 31)
         return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a page's layout is not below %d",
                     CUDA_LAYOUTS_MAX);
+    need->centre_pairs = centre_find(b, views[0].centre).pairs_max;
     for (uint32_t i = 0; i < CUDA_LAYOUTS_MAX; i++) {
         if (!(used >> i & 1))
             continue;
-        TRY(layout_convert(&b->limits, group, &views[0].layouts[i], &need->layouts[i], err));
+        TRY(layout_convert(&b->limits, group, need->centre_pairs, &views[0].layouts[i],
+                           &need->layouts[i], err));
         const dev_layout *made = &need->layouts[i];
-        const bool k_fast = made->k != TILE_FORMATS, v_fast = made->v != TILE_FORMATS;
+        const bool k_fast = made->k != TILE_FORMATS, v_fast = made->v != TILE_FORMATS,
+                   k_stored = k_fast && !made->centred;
         if (made->centred && !centre_known(b, views[0].centre))
             return fail(err, KVASIR_ERR_ARGUMENT,
                         "CUDA: pages with centred keys in layer group %u, without their centre",
@@ -416,8 +423,10 @@ static kvasir_status measure_formats(const cuda_backend *b, uint32_t group, cons
                 STORE_WHOLE | (made->centred || made->basis == BASIS_BALANCED ? STORE_MADE : 0);
         else
             need->stores |=
-                (k_fast || v_fast ? STORE_FAST : 0) | (k_fast && v_fast ? 0 : STORE_PLAIN);
+                (k_stored || v_fast ? STORE_FAST : 0) | (k_stored && v_fast ? 0 : STORE_PLAIN);
+        need->centred |= made->centred != 0;
         if (k_fast && v_fast) {
+            need->k_formats[made->basis] |= made->centred ? CENTRED_KEYS : 0;
             need->k_formats[made->basis] |= 1u << made->k;
             need->v_formats[made->basis] |= 1u << made->v;
         } else
@@ -701,6 +710,19 @@ static void plan_step(const cuda_backend *b, const batch *batch, uint32_t groups
     step->bytes = tables_lay_out(&b->limits, b->dev_tables, step->n_seqs, step->caps, step->group);
 }
 
+// Turns of all tiles that the step's rows see.
+static kvasir_status cover_centres(cuda_backend *b, const batch *batch, uint32_t groups,
+                                   const group_need *needs, kvasir_error *err) {
+    uint32_t end = 0;
+    for (uint32_t s = 0; s < batch->n_seqs; s++)
+        end = std::max(end, batch->seqs[s].pos + batch->seqs[s].rows);
+    for (uint32_t g = 0; g < groups; g++)
+        if (needs[g].centred)
+            TRY(centre_cover(b, batch->views[(size_t)g * batch->n_seqs].centre,
+                             blocks_of(end, TILE_TOKENS), err));
+    return KVASIR_OK;
+}
+
 static kvasir_status kernels_fit(const cuda_backend *b, uint32_t groups, const group_need *needs,
                                  kvasir_error *err) {
     for (uint32_t g = 0; g < groups; g++) {
@@ -711,7 +733,8 @@ static kvasir_status kernels_fit(const cuda_backend *b, uint32_t groups, const g
             const uint32_t k = need->k_formats[basis], v = need->v_formats[basis];
             if ((k && need->items[COUNT_DECODE] && !decode_fits(b, k, v, shape.head_dim, gqa)) ||
                 (k && need->items[COUNT_PREFILL] &&
-                 !prefill_fits(b, k, v, need->bases == 1u << BASIS_PLAIN, shape.head_dim)))
+                 !prefill_fits(b, k, v, need->bases == 1u << BASIS_PLAIN, shape.head_dim,
+                               k & CENTRED_KEYS ? need->centre_pairs : 0)))
                 return fail(err, KVASIR_ERR_UNSUPPORTED,
                             "CUDA: %s: %u bytes of shared memory are too few for heads of %u "
                             "dims, %u to a KV head",
@@ -746,6 +769,7 @@ static kvasir_status begin(cuda_backend *b, const batch *batch, uint32_t groups,
     TRY(measure(b, batch, groups, needs, err));
     TRY(kernels_fit(b, groups, needs, err));
     TRY(scratch_fits(b, groups, needs, err));
+    TRY(cover_centres(b, batch, groups, needs, err));
     plan_step(b, batch, groups, needs, &b->step);
     memcpy(b->group, b->step.group, sizeof b->group);
     memcpy(b->plan, b->step.plan, sizeof b->plan);
