@@ -306,70 +306,43 @@ static void check_many_rows(void) {
 
 /* ---- centred keys ---------------------------------------------------------------------------- */
 
-enum { CENTRES = LAYERS * KV_HEADS, PAIRS_OF_HEAD_MAX = 40 };
-
-/* Every head has `per_head` pairs, evenly among those of the rope. */
-struct random_centre {
-    struct key_centre centre;
-    struct centre_pair pairs[CENTRES * PAIRS_OF_HEAD_MAX];
-    uint32_t first[CENTRES + 1];
-    double inv_freq[HEAD_DIM_MAX / 2];
-};
-
-static void centre_make(struct random_centre *r, uint32_t head_dim, uint32_t per_head) {
-    const uint32_t n = head_dim / 2;
-    ASSERT(per_head <= PAIRS_OF_HEAD_MAX && per_head <= n);
-    for (uint32_t j = 0; j < n; j++)
-        r->inv_freq[j] = m_pow(10000, -(double)j / n);
-    for (uint32_t i = 0; i <= CENTRES; i++)
-        r->first[i] = i * per_head;
-    for (uint32_t i = 0; i < CENTRES * per_head; i++)
-        r->pairs[i] = (struct centre_pair){i % per_head * (n / per_head) + n / per_head / 6,
-                                           2 * random_normal(), 2 * random_normal()};
-    r->centre = (struct key_centre){.layers = LAYERS,
-                                    .kv_heads = KV_HEADS,
-                                    .n = n,
-                                    .pairs_max = per_head,
-                                    .inv_freq = r->inv_freq,
-                                    .first = r->first,
-                                    .pairs = r->pairs};
-}
-
 /* K and V of the step's rows are stored by each side in its own way, then attended to. Codes may
  * differ by one where a value is at the edge of two. */
-static void check_centred(const struct shape *shape, uint32_t per_head) {
-    struct random_centre r;
-    struct scene c;
-    struct scene_seq seqs[N_SEQS];
-    make_scene(&c, seqs, shape);
-    c.layouts[0] = c.layouts[1];
-    c.layouts[0].centred = true;
-    if (!family_begin("attention", "centred keys, %s, heads of %u", shape->formats.name,
-                      shape->head_dim))
-        return;
-    case_begin("%u pairs of a head", per_head);
-    scene_set_bases(&c, true);
-    centre_make(&r, shape->head_dim, per_head);
-    kvasir_error err = {0};
-    scene_build(&c, true);
-    must(backend_check_layout(device, &c.layouts[0], &err), &err, "check_layout");
-    must(backend_reserve_centre(device, &r.centre, &err), &err, "reserve_centre");
-    must(backend_reserve_centre(reference, &r.centre, &err), &err, "reserve_centre");
-    for (uint32_t s = 0; s < c.n_seqs; s++)
-        c.views[s].centre = c.reference_views[s].centre = &r.centre;
-    const struct batch ref_batch = scene_reference_batch(&c);
-    const size_t n = (size_t)c.batch.rows * KV_HEADS * c.head_dim;
+static void compare_centred(const struct scene *c) {
+    const struct batch ref_batch = scene_reference_batch(c);
+    const size_t n = (size_t)c->batch.rows * KV_HEADS * c->head_dim;
+    const struct attention_args args = {.heads = c->heads, .scale = 0.125f};
     backend_step_begin(reference, &ref_batch, 1);
-    backend_step_begin(device, &c.batch, 1);
+    backend_step_begin(device, &c->batch, 1);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         const float *k = plain_floats(n), *v = plain_floats(n);
         op_kv_store(reference, &ref_batch, ref_batch.views, layer, k, v);
-        op_kv_store(device, &c.batch, c.batch.views, layer, device_copy(k, n * sizeof *k),
+        op_kv_store(device, &c->batch, c->batch.views, layer, device_copy(k, n * sizeof *k),
                     device_copy(v, n * sizeof *v));
     }
-    const struct attention_args args = {.heads = c.heads, .scale = 0.125f};
-    compare_attention(&c, &args, NULL, choice->pages_near > 0 ? choice->pages_near + 1e-2 : 0);
-    scene_free(&c);
+    compare_attention(c, &args, NULL, choice->pages_near > 0 ? choice->pages_near + 1e-2 : 0);
+}
+
+/* The first pages of sequences have a centre, then their last ones. */
+static void check_centred(const struct shape *shape, uint32_t pairs, uint32_t per_head) {
+    if (!family_begin("attention", "centred keys, %s, heads of %u", shape->formats.name,
+                      shape->head_dim))
+        return;
+    for (int last = 0; last < 2; last++) {
+        struct scene c;
+        struct scene_seq seqs[N_SEQS];
+        kvasir_error err = {0};
+        make_scene(&c, seqs, shape);
+        c.layouts[0] = c.layouts[1];
+        c.layouts[last].centred = true;
+        case_begin("%u pairs of %u, in the %s pages", per_head, pairs, last ? "last" : "first");
+        scene_set_bases(&c, true);
+        scene_build(&c, true);
+        must(backend_check_layout(device, &c.layouts[last], &err), &err, "check_layout");
+        scene_set_centre(&c, pairs, per_head);
+        compare_centred(&c);
+        scene_free(&c);
+    }
     family_end();
 }
 
@@ -384,14 +357,17 @@ static void check_attentions(void) {
         check_many_rows();
     if (!device_has(kv_store))
         return;
-    check_centred(&(struct shape){PAIRS[4], HEAD_DIM, GQA}, 5);
-    check_centred(&(struct shape){PAIRS[4], 128, 2}, 16); /* the most of a GPU's fast kernels */
-    check_centred(&(struct shape){PAIRS[0], 128, 2}, PAIRS_OF_HEAD_MAX);
-    check_centred(&(struct shape){PAIRS[8], HEAD_DIM, GQA}, 5);
-    check_centred(&(struct shape){PAIRS[8], 128, 4}, 13);
-    check_centred(&(struct shape){PAIRS[9], 128, 2}, 20);
-    check_centred(&(struct shape){PAIRS[9], 128, 7}, 9);
-    check_centred(&(struct shape){PAIRS[9], 256, 1}, 1);
+    /* pairs of the rope, and of a head: whole eights or not, more than decode keeps, more than
+     * prefill has room for */
+    check_centred(&(struct shape){PAIRS[4], HEAD_DIM, GQA}, 32, 5);
+    check_centred(&(struct shape){PAIRS[4], 128, 2}, 64, 16);
+    check_centred(&(struct shape){PAIRS[4], 256, 1}, 128, 40);
+    check_centred(&(struct shape){PAIRS[0], 128, 2}, 64, 40);
+    check_centred(&(struct shape){PAIRS[8], HEAD_DIM, GQA}, 32, 20);
+    check_centred(&(struct shape){PAIRS[8], 128, 4}, 32, 13);
+    check_centred(&(struct shape){PAIRS[9], 128, 2}, 64, 20);
+    check_centred(&(struct shape){PAIRS[9], 128, 7}, 64, 9);
+    check_centred(&(struct shape){PAIRS[9], 256, 12}, 128, 20);
 }
 
 /* ---- recurrent layers ------------------------------------------------------------------------ */

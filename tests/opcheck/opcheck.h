@@ -191,6 +191,9 @@ void scene_plan(struct scene *s, bool checked);
 /* Before it: sets the bases of layouts that are encoded when a page is full. balanced: those of
  * tile formats get random matrices, which last until the next case. */
 void scene_set_bases(struct scene *s, bool balanced);
+/* Gives heads up to per_head of so many rotary pairs a centre: the first has all, the second none.
+ * After scene_build. */
+void scene_set_centre(struct scene *s, uint32_t pairs, uint32_t per_head);
 /* What a step of the scene needs; one layer group. */
 struct backend_limits scene_limits(const struct scene *s);
 /* Arenas on device and reference, with the scene's pages; no step begins. The device is one whose

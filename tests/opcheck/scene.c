@@ -362,6 +362,37 @@ void scene_set_bases(struct scene *s, bool balanced) {
         s->layouts[0].basis = s->layouts[1].basis;
 }
 
+void scene_set_centre(struct scene *s, uint32_t pairs, uint32_t per_head) {
+    struct key_centre *c = plain(sizeof *c);
+    const uint32_t heads = s->layers * s->kv_heads, step = pairs / per_head;
+    struct centre_pair *list = plain((size_t)heads * per_head * sizeof *list);
+    uint32_t *first = plain((heads + 1) * sizeof *first);
+    double *inv_freq = plain(pairs * sizeof *inv_freq);
+    kvasir_error err = {0};
+    ASSERT(per_head <= pairs && pairs <= s->head_dim / 2);
+    for (uint32_t j = 0; j < pairs; j++)
+        inv_freq[j] = m_pow(10000, -(double)j / pairs);
+    first[0] = 0;
+    for (uint32_t i = 0; i < heads; i++) {
+        const uint32_t n = i == 0 ? per_head : i == 1 ? 0 : random_below(per_head + 1);
+        for (uint32_t j = 0; j < n; j++)
+            list[first[i] + j] =
+                (struct centre_pair){j * step + step / 6, 2 * random_normal(), 2 * random_normal()};
+        first[i + 1] = first[i] + n;
+    }
+    *c = (struct key_centre){.layers = s->layers,
+                             .kv_heads = s->kv_heads,
+                             .n = pairs,
+                             .pairs_max = per_head,
+                             .inv_freq = inv_freq,
+                             .first = first,
+                             .pairs = list};
+    must(backend_reserve_centre(device, c, &err), &err, "reserve_centre");
+    must(backend_reserve_centre(reference, c, &err), &err, "reserve_centre");
+    for (uint32_t i = 0; i < s->n_seqs; i++)
+        s->views[i].centre = s->reference_views[i].centre = c;
+}
+
 void scene_plan(struct scene *s, bool checked) {
     if (s->layouts[1].page_bytes == 0)
         s->layouts[1] = s->layouts[0];

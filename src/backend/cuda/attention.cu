@@ -34,9 +34,8 @@ static void run_pass(cuda_backend *b, const attention_op &op, const attention_pa
         attention_plain(b, op, pass);
 }
 
-void run_attention(cuda_backend *b, const attention_op &op) {
+void run_attention(cuda_backend *b, const attention_op &op, bool turned) {
     const group_plan &plan = b->plan[op.group];
-    const uint32_t dim = b->limits.group[op.group].head_dim;
     const bool several = (plan.bases & (plan.bases - 1)) != 0;
     attention_pass passes[BASIS_COUNT];
     uint32_t n = 0;
@@ -44,15 +43,10 @@ void run_attention(cuda_backend *b, const attention_op &op) {
         if (!(plan.bases >> basis & 1))
             continue;
         attention_pass &pass = passes[n++];
-        const bool plain = basis == BASIS_PLAIN;
-        pass = {basis,
-                op.q,
-                b->turned[basis],
-                several && !plain ? b->turned[basis] : op.out,
-                nullptr,
-                plain ? 0 : hadamard_scale(dim)};
+        pass = pass_of(b, op, basis, several);
         // the fast kernels rotate queries themselves
-        if (basis == BASIS_BALANCED || (!plain && plan.blocks[COUNT_PLAIN]))
+        if (basis == BASIS_BALANCED ? !turned
+                                    : basis != BASIS_PLAIN && plan.blocks[COUNT_PLAIN] != 0)
             turn_queries(b, op, pass);
         if (several) { // zeros: rows that no kernel of the pass has see nothing
             pass.ms = b->row_ms[basis];

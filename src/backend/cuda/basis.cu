@@ -8,6 +8,7 @@
 //
 //     q --turn_queries--> turned --pass--> out                  if it is the only one; else
 //                                     ---> turned, row_ms --join_passes--> out
+//         (few queries: in the launch that stores K and V, by balanced_turn)
 //
 //     value of a pass    outputs divided by their sum s; rotated back by H if the basis is not
 //                        plain. The kernels do that, and the fast ones rotate queries by H, too
@@ -96,50 +97,42 @@ float hadamard_scale(uint32_t head_dim) {
 
 namespace {
 
-struct TurnArgs {
-    const float *q; // [row][head][dim]
-    float *out;
-    const float *forward; // NULL: Hadamard
-    float scale;          // of H
-    uint32_t rows, layer, heads, kv_heads, dim;
-};
-
-// A block has some (row, query head) of a KV head.
 __global__ void __launch_bounds__(TURN_THREADS) turn(const TurnArgs a) {
-    extern __shared__ __align__(16) float turn_memory[];
-    kernel_begins();
-    const uint32_t gqa = a.heads / a.kv_heads, kv = blockIdx.y, most = turn_rows_of(a.dim),
-                   first = blockIdx.x * most, n = min(most, a.rows * gqa - first);
-    auto place = [&](uint32_t i) { // of value i of the block
-        const uint32_t column = first + i / a.dim;
-        return ((size_t)(column / gqa) * a.heads + kv * gqa + column % gqa) * a.dim + i % a.dim;
-    };
-    for (uint32_t i = threadIdx.x; i < most * a.dim; i += TURN_THREADS)
-        turn_memory[i] = i < n * a.dim ? a.q[place(i)] : 0.f;
-    turn_rows(turn_memory, n,
-              a.forward ? basis_matrix(a.forward, a.layer, a.kv_heads, kv, a.dim) : nullptr, a.dim,
-              a.scale);
-    for (uint32_t i = threadIdx.x; i < n * a.dim; i += TURN_THREADS)
-        a.out[place(i)] = turn_memory[i];
+    kernel_comes();
+    turn_block(a);
 }
 
 } // namespace
 
-void turn_queries(cuda_backend *b, const attention_op &op, const attention_pass &pass) {
+static TurnArgs turn_args(const cuda_backend *b, const attention_op &op,
+                          const attention_pass &pass) {
     const auto &shape = b->limits.group[op.group];
-    const uint32_t gqa = op.heads / shape.kv_heads, rows = b->step.rows;
-    TurnArgs a = {};
-    a.q = op.q;
-    a.out = pass.turned;
     ASSERT(pass.basis != BASIS_BALANCED || op.basis.forward);
-    a.forward = pass.basis == BASIS_BALANCED ? op.basis.forward : nullptr;
-    a.scale = pass.factor;
-    a.rows = rows;
-    a.layer = op.layer;
-    a.heads = op.heads;
-    a.kv_heads = shape.kv_heads;
-    a.dim = shape.head_dim;
-    const dim3 grid(blocks_of((size_t)rows * gqa, turn_rows_of(a.dim)), shape.kv_heads);
+    return {op.q,        pass.turned,    pass.basis == BASIS_BALANCED ? op.basis.forward : nullptr,
+            pass.factor, b->step.rows,   op.layer,
+            op.heads,    shape.kv_heads, shape.head_dim};
+}
+
+attention_pass pass_of(const cuda_backend *b, const attention_op &op, uint32_t basis, bool more) {
+    const bool plain = basis == BASIS_PLAIN;
+    return {basis,
+            op.q,
+            b->turned[basis],
+            more && !plain ? b->turned[basis] : op.out,
+            nullptr,
+            plain ? 0 : hadamard_scale(b->limits.group[op.group].head_dim)};
+}
+
+bool balanced_turn(const cuda_backend *b, const attention_op &op, TurnArgs *args) {
+    if (!(b->plan[op.group].bases >> BASIS_BALANCED & 1))
+        return false;
+    *args = turn_args(b, op, pass_of(b, op, BASIS_BALANCED, true));
+    return true;
+}
+
+void turn_queries(cuda_backend *b, const attention_op &op, const attention_pass &pass) {
+    const TurnArgs a = turn_args(b, op, pass);
+    const dim3 grid(turn_blocks(a), a.kv_heads);
     cuda_ok(b, launch_early(b, turn, grid, TURN_THREADS, turn_bytes(a.dim), a));
 }
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "backend/cuda/internal.cuh"
+#include "backend/cuda/mma.cuh"
 
 enum { TURN_PARTS = 4, TURN_THREADS = 256 };
 
@@ -87,9 +88,54 @@ __device__ __forceinline__ void turn_rows(float *x, uint32_t n, const float *mat
     __syncthreads();
 }
 
+// Brings a matrix near, by a block: what it reads then are hits. Matrices are constants, so that
+// this may come before kernel_waits.
+__device__ __forceinline__ void fetch_matrix(const float *matrix, uint32_t dim) {
+    for (uint32_t i = threadIdx.x * 32; i < dim * dim; i += blockDim.x * 32) // lines
+        fetch_line(matrix + i);
+}
+
 // The matrix of (layer, head) among one of dev_basis.
 __device__ __forceinline__ const float *basis_matrix(const float *matrices, uint32_t layer,
                                                      uint32_t kv_heads, uint32_t head,
                                                      uint32_t dim) {
     return matrices + ((size_t)layer * kv_heads + head) * dim * dim;
+}
+
+// ---- queries ---------------------------------------------------------------------------------
+
+// What turns a step's queries into a pass's basis.
+struct TurnArgs {
+    const float *q; // [row][head][dim]
+    float *out;
+    const float *forward; // NULL: Hadamard
+    float scale;          // of H
+    uint32_t rows, layer, heads, kv_heads, dim;
+};
+// basis.cu: for balanced keys. False: the step has none.
+bool balanced_turn(const cuda_backend *b, const struct attention_op &op, TurnArgs *args);
+// How many blocks that takes, of each KV head: one has some (row, query head).
+static inline BACKEND_DEVICE uint32_t turn_blocks(const TurnArgs &a) {
+    return blocks_of((size_t)a.rows * (a.heads / a.kv_heads), turn_rows_of(a.dim));
+}
+
+// One of them: blockIdx.x, of KV head blockIdx.y. Waits for the kernel before, but for the matrix.
+__device__ __forceinline__ void turn_block(const TurnArgs &a) {
+    extern __shared__ __align__(16) float turn_memory[];
+    const uint32_t gqa = a.heads / a.kv_heads, kv = blockIdx.y, most = turn_rows_of(a.dim),
+                   first = blockIdx.x * most, n = min(most, a.rows * gqa - first);
+    const float *matrix =
+        a.forward ? basis_matrix(a.forward, a.layer, a.kv_heads, kv, a.dim) : nullptr;
+    if (matrix)
+        fetch_matrix(matrix, a.dim);
+    kernel_waits();
+    auto place = [&](uint32_t i) { // of value i of the block
+        const uint32_t column = first + i / a.dim;
+        return ((size_t)(column / gqa) * a.heads + kv * gqa + column % gqa) * a.dim + i % a.dim;
+    };
+    for (uint32_t i = threadIdx.x; i < most * a.dim; i += TURN_THREADS)
+        turn_memory[i] = i < n * a.dim ? a.q[place(i)] : 0.f;
+    turn_rows(turn_memory, n, matrix, a.dim, a.scale);
+    for (uint32_t i = threadIdx.x; i < n * a.dim; i += TURN_THREADS)
+        a.out[place(i)] = turn_memory[i];
 }

@@ -9,7 +9,11 @@
 // From the middle of a tile on, a score's A cos wt + B sin wt is a sum over 64 fixed waves
 // (centre.cuh). The tables are made once for each layer group, after reserve, and live as long as
 // the backend; that of turns grows with the positions that steps see.
+#include <algorithm>
+
 #include "backend/cuda/centre.cuh"
+
+enum { TURNS_MOST = 4096 }; // tiles whose turns are made at first: 262,144 tokens
 
 namespace {
 __global__ void __launch_bounds__(TILE_TOKENS) halves_kernel(const float *waves, uint32_t *halves) {
@@ -45,23 +49,6 @@ static bool upload_centre(cuda_backend *b, const key_centre *c, dev_centre *out)
     return cuda_ok(b, cudaGetLastError());
 }
 
-kvasir_status cuda_reserve_centre(struct backend *base, const struct key_centre *c,
-                                  kvasir_error *err) {
-    cuda_backend *b = cuda_of(base);
-    ASSERT(!b->capturing && c->n > 0);
-    TRY(cuda_status(b, err));
-    if (b->n_centres == BACKEND_GROUPS_MAX)
-        return fail(err, KVASIR_ERR_UNSUPPORTED, "CUDA: more than %d groups with centred keys",
-                    BACKEND_GROUPS_MAX);
-    auto &entry = b->centres[b->n_centres++]; // also of one that fails: centres_close frees it
-    if (!upload_centre(b, c, &entry.device)) {
-        TRY(cuda_status(b, err));
-        return fail(err, KVASIR_ERR_MEMORY, "CUDA: tables for centred keys: out of memory");
-    }
-    entry.host = c;
-    return KVASIR_OK;
-}
-
 namespace {
 __global__ void __launch_bounds__(256)
     turns_kernel(const double *inv_freq, uint32_t n, size_t count, float2 *turns) {
@@ -74,27 +61,49 @@ __global__ void __launch_bounds__(256)
 }
 } // namespace
 
+// The table for `tiles` tiles takes the place of a shorter one. Graphs know it by its address and
+// its length, which never comes again.
+static bool make_turns(cuda_backend *b, dev_centre *d, uint32_t tiles) {
+    const size_t count = (size_t)tiles * d->n;
+    float2 *turns = (float2 *)cuda_alloc(&b->base, count * sizeof *turns);
+    if (!turns)
+        return false;
+    turns_kernel<<<blocks_of(count, 256), 256, 0, b->stream>>>(d->inv_freq, d->n, count, turns);
+    cuda_free(&b->base, const_cast<float2 *>(d->turns)); // waits
+    d->turns = turns;
+    d->tiles = tiles;
+    return cuda_ok(b, cudaGetLastError());
+}
+
+kvasir_status cuda_reserve_centre(struct backend *base, const struct key_centre *c,
+                                  kvasir_error *err) {
+    cuda_backend *b = cuda_of(base);
+    ASSERT(!b->capturing && c->n > 0 && c->pairs_max > 0);
+    TRY(cuda_status(b, err));
+    if (b->n_centres == BACKEND_GROUPS_MAX)
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "CUDA: more than %d groups with centred keys",
+                    BACKEND_GROUPS_MAX);
+    auto &entry = b->centres[b->n_centres++]; // also of one that fails: centres_close frees it
+    // more only for positions beyond the pages, of windows
+    const uint32_t tiles = (uint32_t)std::min<uint64_t>(b->limits.pages + 1, TURNS_MOST);
+    if (!upload_centre(b, c, &entry.device) || !make_turns(b, &entry.device, tiles)) {
+        TRY(cuda_status(b, err));
+        return fail(err, KVASIR_ERR_MEMORY, "CUDA: tables for centred keys: out of memory");
+    }
+    entry.host = c;
+    return KVASIR_OK;
+}
+
 kvasir_status centre_cover(cuda_backend *b, const key_centre *c, uint32_t tiles,
                            kvasir_error *err) {
-    enum { FIRST = 16 };
     for (uint32_t i = 0; i < b->n_centres; i++) {
         dev_centre &d = b->centres[i].device;
         if (b->centres[i].host != c || tiles <= d.tiles)
             continue;
-        uint32_t all = d.tiles ? d.tiles : (uint32_t)FIRST;
-        while (all < tiles)
-            all *= 2;
-        const size_t count = (size_t)all * d.n;
-        float2 *turns = (float2 *)cuda_alloc(&b->base, count * sizeof *turns);
-        if (!turns) {
+        if (!make_turns(b, &d, std::max(tiles, 2 * d.tiles))) {
             TRY(cuda_status(b, err));
             return fail(err, KVASIR_ERR_MEMORY, "CUDA: tables for centred keys: out of memory");
         }
-        turns_kernel<<<blocks_of(count, 256), 256, 0, b->stream>>>(d.inv_freq, d.n, count, turns);
-        cuda_ok(b, cudaGetLastError());
-        cuda_free(&b->base, const_cast<float2 *>(d.turns)); // waits
-        d.turns = turns;
-        d.tiles = all;
     }
     return cuda_status(b, err);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// centre.cuh: what the centre of keys (struct key_centre) adds to scores:
+// centre.cuh: what the centre of keys (struct key_centre) adds to scores, and what keys lose:
 //
 //     q . rope(c, t) = sum over the head's pairs of A cos w(t - m) + B sin w(t - m)
 //
@@ -29,6 +29,19 @@ __device__ __forceinline__ float2 centre_parts(const dev_centre &c, const centre
 // A and B. turn: cosine and sine of w m.
 __device__ __forceinline__ float2 centre_turned(float2 parts, float2 turn) {
     return make_float2(parts.x * turn.x + parts.y * turn.y, parts.y * turn.x - parts.x * turn.y);
+}
+// Cosine and sine of w m, of a tile.
+__device__ __forceinline__ float2 centre_turn(const dev_centre &c, uint32_t tile, uint32_t pair) {
+    return c.turns[(size_t)tile * c.n + pair];
+}
+// The two values of rope(c, t) that are a pair's, of a token of a tile: what its key loses.
+__device__ __forceinline__ float2 centre_of_key(const dev_centre &c, const centre_pair &p,
+                                                uint32_t tile, uint32_t token) {
+    const float2 turn = centre_turn(c, tile, p.pair);
+    const float *waves = c.waves + (size_t)p.pair * 2 * TILE_TOKENS + token;
+    const float cos0 = waves[0], sin0 = waves[TILE_TOKENS];
+    const float cosine = turn.x * cos0 - turn.y * sin0, sine = turn.y * cos0 + turn.x * sin0;
+    return make_float2(p.c1 * cosine - p.c2 * sine, p.c2 * cosine + p.c1 * sine);
 }
 
 // ---- for the fast kernels --------------------------------------------------------------------
@@ -61,9 +74,6 @@ __device__ __forceinline__ CentreHalves centre_query(float2 parts, float2 turn, 
     const float2 ab = centre_turned(parts, turn);
     const float scale = LOG2E / unit; // exact
     return centre_halves(ab.x * scale, ab.y * scale);
-}
-__device__ __forceinline__ float2 centre_turn(const dev_centre &c, uint32_t tile, uint32_t pair) {
-    return c.turns[(size_t)tile * c.n + pair];
 }
 // Waves of a pair: high parts of the tile's tokens, or low ones.
 __device__ __forceinline__ const uint32_t *centre_halves_of(const dev_centre &c, uint32_t pair,

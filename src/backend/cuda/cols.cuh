@@ -259,6 +259,7 @@ template <int H> struct ColsCentre {
     const dev_centre &tables;
     CentrePairs pairs;
     centre_pair own; // of this thread, to be kept
+    float2 turn;     // of this lane: of tile lane / 8 of the warp's run, pair lane % 8
     const float *q;  // of the first head, in the plain basis
     uint32_t dim, gqa;
     float scale;
@@ -270,7 +271,7 @@ template <int H> struct ColsCentre {
     template <int PAIRS>
     __device__ __forceinline__ ColsCentre(const PassArgs &a, uint32_t row, uint32_t head,
                                           uint32_t dims, ColsCentreKept<H, PAIRS> &kept)
-        : tables(a.centre), pairs(), own(),
+        : tables(a.centre), pairs(), own(), turn(),
           q(a.plain + ((size_t)row * a.heads + head * a.gqa) * dims), dim(dims), gqa(a.gqa),
           scale(a.scale), parts(kept.parts), pair(kept.pair) {
         if (PAIRS < CENTRE_PAIRS || !tables.first)
@@ -278,6 +279,18 @@ template <int H> struct ColsCentre {
         pairs = pairs_of(tables, a.layer, a.kv_heads, head);
         if (own_pair() < pairs.count)
             own = pairs.pairs[own_pair()];
+    }
+    // Reads ahead what is far: waves come near, and the warp has the turns of its run's n tiles,
+    // whose numbers are from `first` on. By the block; some warps have no tiles.
+    __device__ __forceinline__ void look_ahead(uint32_t first, const uint8_t *numbers, int n) {
+        enum { LINES = 2 * TILE_TOKENS * 4 / 128, PAIRS = 8 };
+        static_assert(RUN_TILES * PAIRS == 32, "a lane has one");
+        const uint32_t lane = threadIdx.x % 32, tile = lane / PAIRS, i = lane % PAIRS;
+        if (threadIdx.x / LINES < pairs.count)
+            fetch_line(centre_halves_of(tables, pairs.pairs[threadIdx.x / LINES].pair, false) +
+                       threadIdx.x % LINES * 32);
+        if ((int)tile < n && i < pairs.count)
+            turn = centre_turn(tables, first + numbers[tile], pairs.pairs[i].pair);
     }
     __device__ __forceinline__ float2 make(const centre_pair &p, uint32_t head) const {
         return head < gqa ? centre_parts(tables, p, q + head * dim, scale) : make_float2(0, 0);
@@ -291,8 +304,9 @@ template <int H> struct ColsCentre {
         pair[i] = own.pair;
     }
 
-    // d += what the centre adds to the scores of tile `tile`.
-    __device__ __forceinline__ void add(uint32_t tile, int r, int q, const float *unit,
+    // d += what the centre adds to the scores of tile `tile`; in_run: it is that one of the warp's
+    // run, or -1: of another.
+    __device__ __forceinline__ void add(uint32_t tile, int in_run, int r, int q, const float *unit,
                                         ColsDots<H> &d) const {
 #pragma unroll 1
         for (uint32_t first = 0; first < pairs.count; first += 8) {
@@ -302,7 +316,11 @@ template <int H> struct ColsCentre {
             for (int k = 0; k < 2; k++) {
                 const uint32_t i = first + 4 * k + q, last = min(i, pairs.count - 1);
                 const uint32_t at = last < CENTRE_PAIRS ? pair[last] : pairs.pairs[last].pair;
-                const float2 turn = centre_turn(tables, tile, at);
+                const int lane = in_run * 8 + 4 * k + q;
+                const float2 turned = first == 0 && in_run >= 0
+                                          ? make_float2(__shfl_sync(~0u, turn.x, lane),
+                                                        __shfl_sync(~0u, turn.y, lane))
+                                          : centre_turn(tables, tile, at);
 #pragma unroll
                 for (int part = 0; part < 2; part++) {
                     const auto *from = (const uint4 *)centre_halves_of(tables, at, part) + 2 * r;
@@ -316,7 +334,7 @@ template <int H> struct ColsCentre {
                     if (i < pairs.count && head >= 0)
                         ab = centre_query(i < CENTRE_PAIRS ? parts[i][head]
                                                            : make(pairs.pairs[i], head),
-                                          turn, unit[head]);
+                                          turned, unit[head]);
                     high[n][k] = ab.high;
                     low[n][k] = ab.low;
                 }

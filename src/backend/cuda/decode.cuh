@@ -361,17 +361,17 @@ __device__ __forceinline__ void leave_run(RunResults<Cols<H>::HEADS> &runs, floa
     }
 }
 
-// Raw scores of tile `tile`, whose layout is l.
+// Raw scores of tile `tile`, whose layout is l; in_run: as of ColsCentre::add.
 template <int D, uint32_t KF, int H, class Ring>
-__device__ __forceinline__ void tile_scores(Ring &ring, const Lane &at,
-                                            const ColsQuery<D, KF, H> &query,
-                                            const ColsCentre<H> &centre, const dev_layout &l,
-                                            uint32_t tile, uint64_t seen, float (&p)[H][8]) {
+__device__ __forceinline__ void
+tile_scores(Ring &ring, const Lane &at, const ColsQuery<D, KF, H> &query,
+            const ColsCentre<H> &centre, const dev_layout &l, uint32_t tile, int in_run,
+            uint64_t seen, float (&p)[H][8]) {
     const bool centred = HAS_CENTRES<KF> && l.centred != 0;
     cols_scores<D, KF, H>(ring, at.r, at.q, query, l.k, l.k_bf16 != 0, seen, p,
                           [&](ColsDots<H> &d) {
                               if (centred)
-                                  centre.add(tile, at.r, at.q, query.unit, d);
+                                  centre.add(tile, in_run, at.r, at.q, query.unit, d);
                           });
 }
 
@@ -393,7 +393,7 @@ attend_run(const step_group &g, const DecodeArgs &a, const Work &work, const See
         const bool v_bf16 = layout->v_bf16;
         const uint64_t seen = seen_of_tile(work.item.view, work.item.pos, tile * TILE_TOKENS);
         float p[H][8];
-        tile_scores<D, KF, H>(ring, at, query, centre, *layout, tile, seen, p);
+        tile_scores<D, KF, H>(ring, at, query, centre, *layout, tile, i, seen, p);
         cols_softmax<H, D / 16>(state, p, out);
         cols_values<D, VF, MAP, H, D / 32>(ring, exchange, at.r, at.q, layout->v, v_bf16, seen, p,
                                            0, out);
@@ -476,7 +476,8 @@ attend_shared_run(const step_group &g, const DecodeArgs &a, const Work &work,
                     return;
                 }
                 tile_scores<D, KF, H>(chunks, at, query, centre, *layout,
-                                      work.first_run * RUN_TILES + tiles.numbers[0][tile], seen, p);
+                                      work.first_run * RUN_TILES + tiles.numbers[0][tile], -1, seen,
+                                      p);
                 put_scores<H>(scores, tile, at.lane, p);
             });
     __syncthreads();
@@ -545,15 +546,17 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
         kernel_waits();
         return;
     }
+    ColsCentre<H> centre(a, item.row, kv, D, kept);
+    int n = 0; // tiles of the warp
     if (warp < active) {
-        const int n = find_tiles(g, a, item.view, run, item.pos, kv, tiles[warp], numbers[warp]);
+        n = find_tiles(g, a, item.view, run, item.pos, kv, tiles[warp], numbers[warp]);
         if (lane == 0)
             tiles_of[warp] = n;
         for (int i = lane; i < slots; i += 32)
             barrier_init(smem_at(bars + warp * slots + i), COPY_ARRIVALS);
     }
+    centre.look_ahead(run * RUN_TILES, numbers[warp], n);
     barriers_ready();
-    const ColsCentre<H> centre(a, item.row, kv, D, kept);
     kernel_waits();
 
     // queries on their way, and the first chunks

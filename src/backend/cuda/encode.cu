@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // encode.cu: K and V of new tokens into their pages: tile_encode_row of quant/tile.c, byte for
-// byte. Sides of pages in other formats than tile_format has, and centred keys, are stored by
-// plain_encode.cu, pages in another basis than the plain one by whole_encode.cu.
+// byte, of centred keys but for float32's rounding of the centre. Sides of pages in other formats
+// than tile_format has are stored by plain_encode.cu, pages in another basis than the plain one by
+// whole_encode.cu.
 //
 // A block is (all rows of one sequence that fall into one page, KV head, K or V), so that no two
 // blocks write one tile. It has 2 * head_dim threads: eight rows at a time, four dims a thread,
@@ -27,7 +28,8 @@
 // One token alone, as in most steps, needs neither shared memory nor other warps: a thread has four
 // of its dims in registers from the beginning to the end, and what shares its words was loaded
 // before the wait for K and V. If no sequence of a step has more, rope is done on the way
-// where rope_store_fits, and rows of pages in the basis of H are turned.
+// where rope_store_fits, and rows of pages in the basis of H are turned. Keys lose their centre on
+// the way, too.
 //
 // Invariants:
 //   * bits of tokens that are not of this step stay: only words that such a token shares are read
@@ -35,7 +37,8 @@
 //     multiples of 32
 #include "backend/cuda/affine.cuh"
 #include "backend/cuda/arithmetic.cuh"
-#include "backend/cuda/internal.cuh"
+#include "backend/cuda/basis.cuh"
+#include "backend/cuda/centre.cuh"
 #include "backend/cuda/rope.cuh"
 
 namespace {
@@ -51,15 +54,24 @@ struct store_place {
     uint8_t *tile;
     tile_format format;
     bool bf16;
-    bool turned; // rows are to be multiplied by H
+    bool turned;       // rows are to be multiplied by H
+    CentrePairs pairs; // of the centre that rows are to lose; none, if they are not
+    dev_centre centre;
+    uint32_t number; // of the tile
+};
+// Where a step's rows are: K and V, and the centre of K.
+struct store_rows {
+    const float *k, *v; // [row][KV head][dim]
+    dev_centre centre;
+    uint32_t layer;
 };
 
 // False: there is no such item, or no such page, or whole_encode.cu stores into it. `turned`: also
 // places of pages in another basis than the plain one; of a page that is encoded when it is full,
 // that in its shadow.
 template <int D>
-__device__ bool find_place(const step_group &g, uint32_t layer, const float *k, const float *v,
-                           bool turned, store_place &p) {
+__device__ bool find_place(const step_group &g, const store_rows &rows, bool turned,
+                           store_place &p) {
     if (blockIdx.x >= g.counts[COUNT_STORE])
         return false;
     const uint32_t head = blockIdx.y, kv_heads = gridDim.y;
@@ -72,7 +84,8 @@ __device__ bool find_place(const step_group &g, uint32_t layer, const float *k, 
     p.first = first - start;
     p.end = last - start;
     p.stride = kv_heads * D;
-    p.x = (is_v ? v : k) + ((size_t)(seq.row + (first - seq.pos)) * kv_heads + head) * D;
+    p.number = item.page;
+    p.x = (is_v ? rows.v : rows.k) + ((size_t)(seq.row + (first - seq.pos)) * kv_heads + head) * D;
     uint32_t layout = 0;
     const uint8_t *page = page_find(g, view, item.page, &layout);
     if (!page)
@@ -81,23 +94,52 @@ __device__ bool find_place(const step_group &g, uint32_t layer, const float *k, 
     p.turned = l.basis != BASIS_PLAIN;
     if (p.turned && !turned)
         return false;
+    p.centre = rows.centre;
+    p.pairs =
+        !is_v && l.centred ? pairs_of(rows.centre, rows.layer, kv_heads, head) : CentrePairs{};
     if (l.whole) {
         page = shadow_find(g, view, item.page, &layout);
         l = g.layouts[layout];
     }
-    p.tile = const_cast<uint8_t *>(tile_of(page, l, layer, head, is_v ? TILE_V : TILE_K));
-    p.format = (tile_format)(is_v ? l.v : l.centred && !p.turned ? TILE_FORMATS : l.k);
+    p.tile = const_cast<uint8_t *>(tile_of(page, l, rows.layer, head, is_v ? TILE_V : TILE_K));
+    p.format = (tile_format)(is_v ? l.v : l.k);
     p.bf16 = (is_v ? l.v_bf16 : l.k_bf16) != 0;
     return true;
 }
 
-// This thread's four dims of token `token`; zeros if it is not of this step.
+// This thread's four dims of a token that is of this step.
+template <int D>
+__device__ __forceinline__ float4 row_four(const store_place &p, uint32_t token, uint32_t four) {
+    // no __ldg: kernel_waits
+    return *((const float4 *)(p.x + (size_t)(token - p.first) * p.stride) + four);
+}
+// What they lose.
+__device__ __forceinline__ float4 centre_four(const store_place &p, uint32_t token, uint32_t four) {
+    float less[4] = {};
+    for (uint32_t i = 0; i < p.pairs.count; i++) {
+        const centre_pair pair = p.pairs.pairs[i];
+        const uint32_t dims[2] = {pair.pair, pair.pair + p.centre.n};
+        if (dims[0] / 4 != four && dims[1] / 4 != four)
+            continue;
+        const float2 two = centre_of_key(p.centre, pair, p.number, token);
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++)
+            less[j] = dims[0] == four * 4 + j ? two.x : dims[1] == four * 4 + j ? two.y : less[j];
+    }
+    return make_float4(less[0], less[1], less[2], less[3]);
+}
+// Of pages without a centre x itself: a NaN would lose its payload.
+__device__ __forceinline__ float4 less_of(const store_place &p, const float4 &x,
+                                          const float4 &less) {
+    return p.pairs.count == 0 ? x
+                              : make_float4(x.x - less.x, x.y - less.y, x.z - less.z, x.w - less.w);
+}
+// Both, of any token; zeros if it is not of this step.
 template <int D>
 __device__ __forceinline__ float4 load_four(const store_place &p, uint32_t token, uint32_t four) {
     if (token < p.first || token >= p.end)
         return make_float4(0, 0, 0, 0);
-    // no __ldg: kernel_waits
-    return *((const float4 *)(p.x + (size_t)(token - p.first) * p.stride) + four);
+    return less_of(p, row_four<D>(p, token, four), centre_four(p, token, four));
 }
 
 // ---- words of a tile -------------------------------------------------------------------------
@@ -421,17 +463,18 @@ template <int D, class Load> struct lone_token {
 
 // Every branch on the place is the same for the whole block.
 template <int D>
-__global__ void __launch_bounds__(2 * D)
-    store_kernel(const step_group g, uint32_t layer, const float *k, const float *v) {
+__global__ void __launch_bounds__(2 * D) store_kernel(const step_group g, const store_rows rows) {
     // codes are half as large as halves, and ranges are only beside codes
     __shared__ __align__(16) uint2 shared[TILE_TOKENS * (D / 4 + 1)];
     constexpr uint32_t CODES = TILE_TOKENS * (D / 4 + 1) / 2;
     static_assert(CODES + TILE_TOKENS * (D / 32) <= TILE_TOKENS * (D / 4 + 1), "ranges fit");
     store_place p;
     kernel_comes();
-    const bool found = find_place<D>(g, layer, k, v, false, p);
+    const bool found = find_place<D>(g, rows, false, p);
     if (found && p.end - p.first == 1) {
-        const auto load = [&] { return load_four<D>(p, p.first, lone_four<D>()); };
+        const uint32_t four = lone_four<D>();
+        const float4 less = centre_four(p, p.first, four);
+        const auto load = [&] { return less_of(p, row_four<D>(p, p.first, four), less); };
         const lone_token<D, decltype(load)> one(p, load);
         if (threadIdx.x < LONE_THREADS<D>)
             one.store();
@@ -512,8 +555,8 @@ __device__ __forceinline__ float4 turn_four(const rope_op &r, float *head, uint3
 // [KV head][K, V, query heads of the KV head]. scale: of H
 template <int D>
 __global__ void __launch_bounds__(32)
-    rope_store_kernel(const step_group g, uint32_t layer, const rope_op q, const rope_op k,
-                      const float *v, float scale) {
+    rope_store_kernel(const step_group g, const rope_op q, const rope_op k, const store_rows rows,
+                      float scale) {
     store_place p;
     kernel_comes();
     const uint32_t row =
@@ -525,11 +568,15 @@ __global__ void __launch_bounds__(32)
             turn_four<D>(q, q.x + ((size_t)row * q.heads + head) * D, row);
         return;
     }
-    if (!find_place<D>(g, layer, k.x, v, true, p)) // then K is not needed
+    if (!find_place<D>(g, rows, true, p)) // then K is not needed
         return kernel_waits();
+    const uint32_t four = lone_four<D>();
+    const float4 less = centre_four(p, p.first, four);
     const auto load = [&] {
-        const float4 x = blockIdx.z == 0 ? turn_four<D>(k, const_cast<float *>(p.x), row)
-                                         : load_four<D>(p, p.first, lone_four<D>());
+        const float4 x = less_of(p,
+                                 blockIdx.z == 0 ? turn_four<D>(k, const_cast<float *>(p.x), row)
+                                                 : row_four<D>(p, p.first, four),
+                                 less);
         float turned[4] = {x.x, x.y, x.z, x.w};
         if (p.turned) // the same for the whole block
             rotate<4, D / 4>(turned, scale);
@@ -540,22 +587,30 @@ __global__ void __launch_bounds__(32)
 
 } // namespace
 
-void run_kv_store(cuda_backend *b, const kv_store_op &op) {
+static store_rows rows_of(const kv_store_op &op) {
+    return {op.k, op.v, op.centre, op.layer};
+}
+
+bool run_kv_store(cuda_backend *b, const kv_store_op &op, const attention_op *next) {
     const uint32_t g = op.group, head_dim = b->limits.group[g].head_dim, stores = b->plan[g].stores;
     const dim3 grid(b->plan[g].blocks[COUNT_STORE], b->limits.group[g].kv_heads, 2);
+    TurnArgs turn;
     if (grid.x == 0)
-        return;
+        return false;
+    // few queries: as many blocks as the store has are launched for them
+    const bool turns = stores & STORE_WHOLE && next && balanced_turn(b, *next, &turn) &&
+                       turn_blocks(turn) <= grid.x;
     if (stores & STORE_WHOLE)
-        store_whole(b, op);
+        store_whole(b, op, turns ? &turn : nullptr);
     if (stores & STORE_PLAIN && cuda_works(b))
         store_plain(b, op);
     if (!(stores & STORE_FAST) || !cuda_works(b))
-        return;
-    void (*kernel)(step_group, uint32_t, const float *, const float *) =
-        head_dim == 64    ? store_kernel<64>
-        : head_dim == 128 ? store_kernel<128>
-                          : store_kernel<256>;
-    cuda_ok(b, launch_early(b, kernel, grid, 2 * head_dim, 0, b->group[g], op.layer, op.k, op.v));
+        return turns;
+    void (*kernel)(step_group, store_rows) = head_dim == 64    ? store_kernel<64>
+                                             : head_dim == 128 ? store_kernel<128>
+                                                               : store_kernel<256>;
+    cuda_ok(b, launch_early(b, kernel, grid, 2 * head_dim, 0, b->group[g], rows_of(op)));
+    return turns;
 }
 
 bool rope_store_fits(const cuda_backend *b, const rope_op &q, const rope_op &k,
@@ -570,9 +625,9 @@ bool rope_store_fits(const cuda_backend *b, const rope_op &q, const rope_op &k,
 void run_rope_store(cuda_backend *b, const rope_op &q, const rope_op &k, const kv_store_op &store) {
     const uint32_t g = store.group;
     const dim3 grid(b->plan[g].blocks[COUNT_STORE], k.heads, 2 + q.heads / k.heads);
-    void (*kernel)(step_group, uint32_t, rope_op, rope_op, const float *, float) =
+    void (*kernel)(step_group, rope_op, rope_op, store_rows, float) =
         k.head_dim == 64 ? rope_store_kernel<64> : rope_store_kernel<128>;
-    cuda_ok(b, launch_early(b, kernel, grid, 32, 0, b->group[g], store.layer, q, k, store.v,
+    cuda_ok(b, launch_early(b, kernel, grid, 32, 0, b->group[g], q, k, rows_of(store),
                             hadamard_scale(k.head_dim)));
     if (b->plan[g].stores & STORE_FULL && cuda_works(b))
         store_full(b, store);

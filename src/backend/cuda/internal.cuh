@@ -59,7 +59,7 @@ struct dev_layout {
     uint32_t k_bytes;       // where the V tile begins
     uint32_t head_bytes, layer_bytes;
     kv_format k_stored, v_stored; // for the plain kernels
-    uint32_t centred;             // keys, by the group's centre: such rows plain_encode.cu stores
+    uint32_t centred;             // keys, by the group's centre
     uint32_t basis;               // enum page_basis
     uint32_t whole;               // page_is_whole
 };
@@ -173,7 +173,8 @@ struct group_plan {
     uint32_t layers;         // of the pages
 };
 // By encode.cu, plain_encode.cu, whole_encode.cu. STORE_MADE: some of the last one's rows are
-// centred or balanced, STORE_FULL: some of its pages become full.
+// balanced, or have a centre that the fast kernels do not take. STORE_FULL: some of its pages
+// become full.
 enum { STORE_FAST = 1, STORE_PLAIN = 2, STORE_WHOLE = 4, STORE_MADE = 8, STORE_FULL = 16 };
 
 // Centred keys of a layer group (struct key_centre), in device memory (centre.cu).
@@ -538,12 +539,14 @@ bool decode_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, 
 // alone: all pages are in the plain basis. pairs: most of a head's centre, if some keys have one.
 bool prefill_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, bool alone,
                   uint32_t head_dim, uint32_t pairs);
+// Whether those for centred keys do: the waves of that many pairs are there, too.
+bool prefill_centre_fits(const cuda_backend *b, uint32_t head_dim, uint32_t pairs);
 
 // Attention over the pages of one basis.
 struct attention_pass {
     uint32_t basis;
     const float *q; // [row][head][dim], as the operation has it
-    float *turned;  // the same in that basis, where turn_queries made it
+    float *turned;  // the same in that basis, where they were turned (basis.cu)
     float *out;     // [row][head][dim], not defined where nothing is seen
     float2 *ms;     // [row][head] maximum and sum; NULL: not wanted
     float factor;   // of H, which outputs are rotated back by; 0: the basis is the plain one
@@ -567,14 +570,18 @@ void attention_decode(cuda_backend *b, const struct attention_op &op, const atte
 void attention_prefill(cuda_backend *b, const struct attention_op &op, const attention_pass &pass);
 // The plain items.
 void attention_plain(cuda_backend *b, const struct attention_op &op, const attention_pass &pass);
-// basis.cu: queries in the basis of a pass; the results of several passes together.
+// basis.cu: the pass over pages of a basis, beside which there are more or not; queries in its
+// basis; the results of several passes together.
+attention_pass pass_of(const cuda_backend *b, const struct attention_op &op, uint32_t basis,
+                       bool more);
 void turn_queries(cuda_backend *b, const struct attention_op &op, const attention_pass &pass);
 void join_passes(cuda_backend *b, const struct attention_op &op, const attention_pass *passes,
                  uint32_t n);
 // K and V of the rows that fall into sides of pages for which encode.cu has no code.
 void store_plain(cuda_backend *b, const struct kv_store_op &op);
-// Those that fall into pages in another basis than the plain one.
-void store_whole(cuda_backend *b, const struct kv_store_op &op);
+// Those that fall into pages in another basis than the plain one; the same launch turns queries,
+// unless `turn` is NULL.
+void store_whole(cuda_backend *b, const struct kv_store_op &op, const struct TurnArgs *turn);
 // Encodes those of its pages that the step has filled, whose rows others have stored.
 void store_full(cuda_backend *b, const struct kv_store_op &op);
 

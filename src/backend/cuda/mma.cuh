@@ -107,6 +107,11 @@ __device__ __forceinline__ uint32_t word_of(const uint4 &v, int j) {
     return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w;
 }
 
+// Brings the 128 bytes around an address near (into L1), without waiting for them.
+__device__ __forceinline__ void fetch_line(const void *at) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+}
+
 // ---- numbers ---------------------------------------------------------------------------------
 
 __device__ __forceinline__ float to_float(uint16_t bits, bool bf16) {

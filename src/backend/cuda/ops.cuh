@@ -171,13 +171,16 @@ void run_rope(cuda_backend *b, const rope_op &op, const rope_op *second);
 void run_embed(cuda_backend *b, const embed_op &op);
 void run_rms_norm(cuda_backend *b, const rms_norm_op &op);
 void run_rope_table(cuda_backend *b, const rope_table_op &op);
-void run_kv_store(cuda_backend *b, const kv_store_op &op);
+// next: attention of the same layer, which comes then, or NULL. True: its queries for balanced keys
+// were turned by the way.
+bool run_kv_store(cuda_backend *b, const kv_store_op &op, const attention_op *next);
 // encode.cu: two ropes of the same angles and the store of what the second has turned, as one
 // launch; where that is possible.
 bool rope_store_fits(const cuda_backend *b, const rope_op &q, const rope_op &k,
                      const kv_store_op &store);
 void run_rope_store(cuda_backend *b, const rope_op &q, const rope_op &k, const kv_store_op &store);
-void run_attention(cuda_backend *b, const attention_op &op);
+// turned: those for balanced keys were.
+void run_attention(cuda_backend *b, const attention_op &op, bool turned);
 void run_gate_mul(cuda_backend *b, const gate_mul_op &op);
 void run_add(cuda_backend *b, const add_op &op);
 void run_scale(cuda_backend *b, const scale_op &op);

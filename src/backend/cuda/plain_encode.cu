@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// plain_encode.cu: K and V of new tokens into pages of any format and head size, and centred keys:
-// tile_encode_row of quant/tile.c, byte for byte. encode.cu does the common formats faster.
+// plain_encode.cu: K and V of new tokens into pages of any format and head size: tile_encode_row of
+// quant/tile.c, byte for byte. encode.cu does the common formats faster.
 //
 // A block is (all rows of one sequence that fall into one page, KV head, K or V), so that no two
 // blocks write one tile. A warp takes one token at a time:
@@ -36,8 +36,7 @@ __device__ bool find_target(const step_group &g, const StoreArgs &a, Target &t) 
     if (!page)
         return false;
     const dev_layout l = g.layouts[layout];
-    const bool fast = t.p.is_v ? l.v != TILE_FORMATS : l.k != TILE_FORMATS && !l.centred;
-    if (l.basis != BASIS_PLAIN || fast)
+    if (l.basis != BASIS_PLAIN || (t.p.is_v ? l.v : l.k) != TILE_FORMATS)
         return false;
     t.tile = tile_stored(page, l, a, t.p);
     t.format = t.p.is_v ? l.v_stored : l.k_stored;

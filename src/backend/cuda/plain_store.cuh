@@ -66,12 +66,9 @@ __device__ __forceinline__ void load_row(const StoreArgs &a, const Place &p, boo
     const CentrePairs pairs = pairs_of(a.centre, a.layer, a.kv_heads, p.head);
     for (uint32_t i = lane; i < pairs.count; i += 32) {
         const centre_pair c = pairs.pairs[i];
-        const float2 turn = centre_turn(a.centre, p.position / TILE_TOKENS, c.pair);
-        const float *waves = a.centre.waves + (size_t)c.pair * 2 * TILE_TOKENS + token;
-        const float cos0 = waves[0], sin0 = waves[TILE_TOKENS];
-        const float cosine = turn.x * cos0 - turn.y * sin0, sine = turn.y * cos0 + turn.x * sin0;
-        row[c.pair] -= c.c1 * cosine - c.c2 * sine;
-        row[c.pair + a.centre.n] -= c.c2 * cosine + c.c1 * sine;
+        const float2 less = centre_of_key(a.centre, c, p.position / TILE_TOKENS, token);
+        row[c.pair] -= less.x;
+        row[c.pair + a.centre.n] -= less.y;
     }
     __syncwarp();
 }

@@ -51,6 +51,11 @@ bool prefill_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats,
     return slots_of(b, choose(k_formats, v_formats, alone, head_dim), pairs) >= 1;
 }
 
+bool prefill_centre_fits(const cuda_backend *b, uint32_t head_dim, uint32_t pairs) {
+    return slots_of(b, prefill_choose_centred(false, head_dim), pairs) >= 1 &&
+           slots_of(b, prefill_choose_centred(true, head_dim), pairs) >= 1;
+}
+
 // As far as that is worth memory.
 size_t prefill_parts(const cuda_backend *b, uint64_t pages, uint32_t head_dim) {
     constexpr size_t MOST_BYTES = 64 << 20;

@@ -14,7 +14,7 @@
 //
 // The groups that fill need few registers: on sm_90 they give the others to the groups of rows.
 //
-// The sums of a row are those of decode.cu, and so are its bits:
+// The sums of a row are those of decode.cuh, and so are its bits:
 //
 //     run, 256 tokens       in registers
 //     super, 2,048 tokens   in shared memory, each thread its own part

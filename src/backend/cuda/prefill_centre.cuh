@@ -23,19 +23,18 @@ __device__ __forceinline__ float2 centre_of_row(const PrefillArgs &a, const Work
                                                   a.plain + column_of(a, work, row) * dim, a.scale)
                                    : make_float2(0, 0);
 }
-// The waves of the head's pairs, by the block; zeros after the last one. At least eight pairs.
+// The waves of the head's pairs, by the block; in the place of those that the last eight lack, the
+// last one's, as in decode.
 __device__ __forceinline__ void fill_waves(const PrefillArgs &a, const CentrePairs &centre,
                                            uint32_t to) {
-    const uint32_t units = centre_bytes(max(centre.count, 1u)) / 16;
+    const uint32_t units = centre_bytes(centre.count) / 16;
     for (uint32_t i = threadIdx.x; i < units; i += blockDim.x) {
         const uint32_t token = i % 64, half = i / 64 % 2, low = i / 128 % 2, first = i / 256 * 8;
         uint32_t w[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const uint32_t pair = first + half * 4 + j;
-            w[j] = pair < centre.count
-                       ? centre_halves_of(a.centre, centre.pairs[pair].pair, low)[token]
-                       : 0;
+            const uint32_t pair = min(first + half * 4 + j, centre.count - 1);
+            w[j] = centre_halves_of(a.centre, centre.pairs[pair].pair, low)[token];
         }
         put_key(to + i / 128 * CENTRE_MATRIX, half, token, make_uint4(w[0], w[1], w[2], w[3]));
     }
@@ -114,14 +113,9 @@ template <int D, class B> struct RowsCentre {
     }
     // After they began.
     __device__ __forceinline__ void begin(bool centred, Sums<64> &s) {
-        if constexpr (B::CENTRED) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                x.high[0][i] = centred ? x.high[0][i] : 0;
-                x.low[0][i] = centred ? x.low[0][i] : 0;
-            }
-            centre_begin(s, x, smem_at(memory) + B::RING);
-        }
+        if constexpr (B::CENTRED)
+            if (centred && pairs.count > 0)
+                centre_begin(s, x, smem_at(memory) + B::RING);
     }
     // After they ended, but for LATER products.
     template <int LATER>

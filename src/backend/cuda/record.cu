@@ -13,6 +13,8 @@
 //     records:  ... rms_norm  matmul  rope  rope  kv_store  attention  matmul  add ...
 //     launches:    [norm+round product][rope, store       ][attention][round product+add] ...
 //
+// Where keys are balanced, rope has a launch of its own, and the store's turns queries, too.
+//
 // A step is like an earlier one if its plan (step.cu: sizes of tables and launches) and all its
 // records are the same bytes: then everything that a kernel of it gets is the same, but for what
 // the copy brings. A graph is captured when a step comes the second time: prompts of odd lengths
@@ -90,7 +92,20 @@ static uint32_t run_some(cuda_backend *b, const op_record *r, uint32_t n) {
         run_rope(b, r->rope, two ? &r[1].rope : nullptr);
         return two ? 2 : 1;
     }
+    if (r->kind == OP_kv_store) {
+        const bool attends = n > 1 && r[1].kind == OP_attention &&
+                             r[1].attention.group == r->kv_store.group &&
+                             r[1].attention.layer == r->kv_store.layer;
+        const bool turned = run_kv_store(b, r->kv_store, attends ? &r[1].attention : nullptr);
+        if (!turned)
+            return 1;
+        run_attention(b, r[1].attention, true);
+        return 2;
+    }
     switch (r->kind) {
+    case OP_attention:
+        run_attention(b, r->attention, false);
+        break;
 #define ALONE(name)                                                                                \
     case OP_##name:                                                                                \
         run_##name(b, r->name);                                                                    \
@@ -98,8 +113,6 @@ static uint32_t run_some(cuda_backend *b, const op_record *r, uint32_t n) {
         ALONE(embed)
         ALONE(rms_norm)
         ALONE(rope_table)
-        ALONE(kv_store)
-        ALONE(attention)
         ALONE(gate_mul)
         ALONE(add)
         ALONE(scale)
@@ -113,6 +126,7 @@ static uint32_t run_some(cuda_backend *b, const op_record *r, uint32_t n) {
 #undef ALONE
     case OP_matmul:
     case OP_rope:
+    case OP_kv_store:
         break; // above
     }
     return 1;

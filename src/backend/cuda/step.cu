@@ -303,9 +303,9 @@ kvasir_status cuda_check_layout(const struct backend *b, const struct page_layou
     return check_head_dim(l->k.head_dim, err);
 }
 
-// What kernels branch on. A side that only the plain ones know is TILE_FORMATS. pairs: most of a
-// head's centre; prefill.cuh has their waves in shared memory, beside a slot of K and V.
-static kvasir_status layout_convert(const backend_limits *l, uint32_t group, uint32_t pairs,
+// What kernels branch on. A side that only the plain ones know is TILE_FORMATS. centres: the fast
+// ones take the group's.
+static kvasir_status layout_convert(const backend_limits *l, uint32_t group, bool centres,
                                     const page_layout *from, dev_layout *to, kvasir_error *err) {
     const auto &shape = l->group[group];
     if (from->kv_heads != shape.kv_heads || from->k.head_dim != shape.head_dim ||
@@ -315,8 +315,7 @@ static kvasir_status layout_convert(const backend_limits *l, uint32_t group, uin
                     "for %u of %u",
                     from->kv_heads, from->k.head_dim, group, shape.kv_heads, shape.head_dim);
     const bool fast = head_dim_fast(shape.head_dim);
-    const bool waves_fit = pairs * shape.head_dim <= 8192;
-    if (!fast || (from->centred && !waves_fit) || !tile_format_of(&from->k, true, &to->k))
+    if (!fast || (from->centred && !centres) || !tile_format_of(&from->k, true, &to->k))
         to->k = TILE_FORMATS;
     if (!fast || !tile_format_of(&from->v, false, &to->v))
         to->v = TILE_FORMATS;
@@ -343,8 +342,7 @@ struct group_need {
     uint32_t k_formats[BASIS_COUNT], v_formats[BASIS_COUNT], bases, stores, layers;
     uint32_t plain; // layouts of plain rows, one bit each (row_run_at)
     uint32_t prefill_supers;
-    bool centred;          // some layout is
-    uint32_t centre_pairs; // most of a head
+    uint32_t centre_pairs; // most of a head; 0: the group has no centre
     bool fills;            // a sequence's first row fills a page that is encoded then
     block_cut prefill_cut, plain_cut;
     bool plain_split;
@@ -389,10 +387,6 @@ static uint32_t layouts_used(const kv_view *views, uint32_t n_seqs) {
     return used;
 }
 
-static bool centre_known(const cuda_backend *b, const key_centre *c) {
-    return centre_find(b, c).first != nullptr;
-}
-
 static kvasir_status measure_formats(const cuda_backend *b, uint32_t group, const kv_view *views,
                                      uint32_t n_seqs, group_need *need, kvasir_error *err) {
     uint32_t used = layouts_used(views, n_seqs);
@@ -400,15 +394,17 @@ static kvasir_status measure_formats(const cuda_backend *b, uint32_t group, cons
         return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a page's layout is not below %d",
                     CUDA_LAYOUTS_MAX);
     need->centre_pairs = centre_find(b, views[0].centre).pairs_max;
+    const uint32_t head_dim = b->limits.group[group].head_dim;
+    const bool centres =
+        head_dim_fast(head_dim) && prefill_centre_fits(b, head_dim, need->centre_pairs);
     for (uint32_t i = 0; i < CUDA_LAYOUTS_MAX; i++) {
         if (!(used >> i & 1))
             continue;
-        TRY(layout_convert(&b->limits, group, need->centre_pairs, &views[0].layouts[i],
-                           &need->layouts[i], err));
+        TRY(layout_convert(&b->limits, group, centres, &views[0].layouts[i], &need->layouts[i],
+                           err));
         const dev_layout *made = &need->layouts[i];
-        const bool k_fast = made->k != TILE_FORMATS, v_fast = made->v != TILE_FORMATS,
-                   k_stored = k_fast && !made->centred;
-        if (made->centred && !centre_known(b, views[0].centre))
+        const bool k_fast = made->k != TILE_FORMATS, v_fast = made->v != TILE_FORMATS;
+        if (made->centred && need->centre_pairs == 0)
             return fail(err, KVASIR_ERR_ARGUMENT,
                         "CUDA: pages with centred keys in layer group %u, without their centre",
                         group);
@@ -420,11 +416,11 @@ static kvasir_status measure_formats(const cuda_backend *b, uint32_t group, cons
         need->layers = std::min(need->layers, views[0].layouts[i].layers);
         if (made->basis != BASIS_PLAIN)
             need->stores |=
-                STORE_WHOLE | (made->centred || made->basis == BASIS_BALANCED ? STORE_MADE : 0);
+                STORE_WHOLE |
+                (made->basis == BASIS_BALANCED || (made->centred && !centres) ? STORE_MADE : 0);
         else
             need->stores |=
-                (k_stored || v_fast ? STORE_FAST : 0) | (k_stored && v_fast ? 0 : STORE_PLAIN);
-        need->centred |= made->centred != 0;
+                (k_fast || v_fast ? STORE_FAST : 0) | (k_fast && v_fast ? 0 : STORE_PLAIN);
         if (k_fast && v_fast) {
             need->k_formats[made->basis] |= made->centred ? CENTRED_KEYS : 0;
             need->k_formats[made->basis] |= 1u << made->k;
@@ -717,7 +713,7 @@ static kvasir_status cover_centres(cuda_backend *b, const batch *batch, uint32_t
     for (uint32_t s = 0; s < batch->n_seqs; s++)
         end = std::max(end, batch->seqs[s].pos + batch->seqs[s].rows);
     for (uint32_t g = 0; g < groups; g++)
-        if (needs[g].centred)
+        if (needs[g].centre_pairs > 0)
             TRY(centre_cover(b, batch->views[(size_t)g * batch->n_seqs].centre,
                              blocks_of(end, TILE_TOKENS), err));
     return KVASIR_OK;

@@ -29,6 +29,7 @@ struct WholeArgs {
     const float *inverse; // of dev_basis
     float scale;          // of H
     bool stored;          // all rows are in their shadows
+    TurnArgs turn;        // what blocks of z = 2 do, if there are any
 };
 
 // The tiles of a block. A page of the exact start has no shadow: its rows go into its own tile.
@@ -68,12 +69,16 @@ __device__ __forceinline__ uint32_t half_place(const Place &p, uint32_t token, u
 
 // ---- rows into the shadow --------------------------------------------------------------------
 
+__device__ __forceinline__ const float *matrix_of(const WholeArgs &a, const Place &p,
+                                                  const Tiles &t) {
+    return t.balanced ? basis_matrix(a.inverse, a.store.layer, a.store.kv_heads, p.head, p.dim)
+                      : nullptr;
+}
+
 __device__ __forceinline__ void store_rows(const WholeArgs &a, const Place &p, const Tiles &t,
                                            float *rows) {
     const uint32_t most = turn_rows_of(p.dim);
-    const float *matrix =
-        t.balanced ? basis_matrix(a.inverse, a.store.layer, a.store.kv_heads, p.head, p.dim)
-                   : nullptr;
+    const float *matrix = matrix_of(a, p, t);
     for (uint32_t first = p.first; first < p.end; first += most) {
         const uint32_t n = min(most, p.end - first);
         for (uint32_t r = threadIdx.x / 32; r < most; r += WARPS)
@@ -164,12 +169,22 @@ __device__ __forceinline__ void encode(const Place &p, const Tiles &t, uint8_t *
     write_planes(all, codes, p.dim + 4, t.tile, f.bits);
 }
 
+// grid: [item][KV head][K, V]; z = 2: queries
 __global__ void __launch_bounds__(TURN_THREADS) whole(const step_group g, const WholeArgs a) {
     extern __shared__ __align__(16) float whole_memory[];
     Place p;
     Tiles t;
     kernel_comes();
+    if (blockIdx.z == 2) {
+        if (blockIdx.x < turn_blocks(a.turn))
+            turn_block(a.turn);
+        else
+            kernel_waits();
+        return;
+    }
     const bool found = find_tiles(g, a.store, p, t);
+    if (found && t.balanced && !a.stored)
+        fetch_matrix(matrix_of(a, p, t), p.dim);
     kernel_waits(); // for K and V, not for the tables
     if (!found)
         return;
@@ -181,22 +196,24 @@ __global__ void __launch_bounds__(TURN_THREADS) whole(const step_group g, const 
 
 } // namespace
 
-static void launch(cuda_backend *b, const kv_store_op &op, bool stored) {
+// turn: NULL: no queries
+static void launch(cuda_backend *b, const kv_store_op &op, bool stored, const TurnArgs *turn) {
     const auto &shape = b->limits.group[op.group];
-    const dim3 grid(b->plan[op.group].blocks[COUNT_STORE], shape.kv_heads, 2);
+    const dim3 grid(b->plan[op.group].blocks[COUNT_STORE], shape.kv_heads, turn ? 3 : 2);
     const WholeArgs args = {{op.centre, op.k, op.v, op.layer, shape.kv_heads, shape.head_dim},
                             op.basis.inverse,
                             hadamard_scale(shape.head_dim),
-                            stored};
+                            stored,
+                            turn ? *turn : TurnArgs{}};
     const size_t bytes = turn_bytes(shape.head_dim);
     ASSERT(TILE_TOKENS * (shape.head_dim + 4) <= bytes && bytes <= 48 << 10 && grid.x > 0);
     cuda_ok(b, launch_early(b, whole, grid, TURN_THREADS, bytes, b->group[op.group], args));
 }
 
-void store_whole(cuda_backend *b, const kv_store_op &op) {
-    launch(b, op, false);
+void store_whole(cuda_backend *b, const kv_store_op &op, const TurnArgs *turn) {
+    launch(b, op, false, turn);
 }
 
 void store_full(cuda_backend *b, const kv_store_op &op) {
-    launch(b, op, true);
+    launch(b, op, true, nullptr);
 }

@@ -388,8 +388,13 @@ static void check_errors_stick(void) {
     family_end();
 }
 
+enum step_with { PREFILL = 1, HALVES = 2, CENTRED = 4 };
+
+/* with: of enum step_with. Centred tiles are balanced, too. */
 static void check_formats(const char *name, struct kv_format k, struct kv_format v,
-                          uint32_t head_dim, bool prefill, bool halves) {
+                          uint32_t head_dim, uint32_t with) {
+    const bool prefill = (with & PREFILL) != 0, halves = (with & HALVES) != 0,
+               centred = (with & CENTRED) != 0;
     const struct kv_format exact = {.bits = 16, .scalar = SCALAR_F16, .group = 0};
     struct model m = {
         .scene = {.heads = 8, .kv_heads = 2, .head_dim = head_dim, .layers = quick ? 2 : 4},
@@ -417,12 +422,16 @@ static void check_formats(const char *name, struct kv_format k, struct kv_format
         seqs[2].length = TILE_TOKENS - 10; /* in the exact start */
     }
     s->turned_start = whole;
-    scene_set_bases(s, false);
-    if (!family_begin("step", "%s dim %u%s%s", name, head_dim, prefill ? ", prefill" : "",
-                      halves ? ", f16" : ""))
+    s->layouts[whole].centred = centred;
+    s->layouts[!whole].centred = centred && whole;
+    if (!family_begin("step", "%s dim %u%s%s%s", name, head_dim, prefill ? ", prefill" : "",
+                      halves ? ", f16" : "", centred ? ", centred" : ""))
         return;
     case_begin("%u layers, %u sequences", s->layers, s->n_seqs);
+    scene_set_bases(s, centred);
     model_make(&m, true, 2, halves);
+    if (centred)
+        scene_set_centre(s, head_dim / 2, 9);
     /* plain rows depend on the page that they begin in, and B fills no page */
     check_replay(&m, v.bits != 3 && !whole);
     if (prefill && !quick && head_dim == 128 && v.bits == 4)
@@ -433,18 +442,22 @@ static void check_formats(const char *name, struct kv_format k, struct kv_format
 
 void check_cuda_step(void) {
     const struct kv_format exact = {.bits = 16, .scalar = SCALAR_BF16, .group = 0};
-    check_formats("8/4", affine(8, 64), affine(4, 64), 128, false, false);
-    check_formats("8/4", affine(8, 64), affine(4, 64), 128, true, true);
-    check_formats("6/3", affine(6, 64), affine(3, 64), 128, true, false); /* plain rows too */
-    check_formats("r8/4", rotated_format(8), rotated_format(4), 128, false, false);
+    check_formats("8/4", affine(8, 64), affine(4, 64), 128, 0);
+    check_formats("8/4", affine(8, 64), affine(4, 64), 128, PREFILL | HALVES);
+    check_formats("6/3", affine(6, 64), affine(3, 64), 128, PREFILL); /* plain rows too */
+    check_formats("r8/4", rotated_format(8), rotated_format(4), 128, 0);
+    check_formats("8/4", affine(8, 64), affine(4, 64), 128, CENTRED);
+    check_formats("r8/4", rotated_format(8), rotated_format(4), 128, CENTRED);
+    check_formats("t4", tile_format(4), tile_format(4), 128, CENTRED);
     check_errors_stick();
     if (quick)
         return;
-    check_formats("4/4", affine(4, 64), affine(4, 64), 64, false, false);
-    check_formats("4/2 g32", affine(4, 32), affine(2, 32), 64, true, false);
-    check_formats("bf16", exact, exact, 128, true, true);
-    check_formats("t4", tile_format(4), tile_format(4), 64, false, false);
-    check_formats("t3", tile_format(3), tile_format(3), 128, true, false);
+    check_formats("4/4", affine(4, 64), affine(4, 64), 64, 0);
+    check_formats("4/2 g32", affine(4, 32), affine(2, 32), 64, PREFILL);
+    check_formats("bf16", exact, exact, 128, PREFILL | HALVES);
+    check_formats("t4", tile_format(4), tile_format(4), 64, 0);
+    check_formats("t3", tile_format(3), tile_format(3), 128, PREFILL);
+    check_formats("t4", tile_format(4), tile_format(4), 64, PREFILL | CENTRED);
 }
 
 /* ---- times ----------------------------------------------------------------------------------- */
